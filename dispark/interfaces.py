@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from dispark.types import Draft, EnergyReading, Features, Load, Outcome, Prompt, Request, RequestRecord, Sampling, Verdict
+from dispark.types import (
+    Draft,
+    EnergyReading,
+    Features,
+    Load,
+    Outcome,
+    Prompt,
+    Request,
+    RequestRecord,
+    Sampling,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,13 +42,14 @@ class Drafter(Protocol):
     def bind(self, target: TargetModel, num_rows: int, num_slots: int) -> None:
         """Called once before a pass: at most num_rows rows, each of at most num_slots tokens."""
 
-    def begin(self, rows: Sequence[int], requests: Sequence[Request], features: Features) -> None:
-        """New rows were prefilled. `features` cover every prompt token of each row, in order."""
+    def begin(
+        self, rows: Sequence[int], requests: Sequence[Request], first_tokens: Sequence[int], features: Features
+    ) -> None:
+        """New rows were prefilled and got their first token. `features` cover every prompt token, row after row."""
 
-    def propose(
-        self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators
-    ) -> Draft:
-        """anchors_B: int64 [B], the last emitted token of each row, which no model has seen yet."""
+    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+        """anchors_B: int64 [B] on the device, the last emitted token of each row, which no model has seen yet; the
+        host knows it too, from `begin` and `update`."""
 
     def update(self, rows: Sequence[int], outcome: Outcome, features: Features) -> None:
         """The round is over; rows that finished are dropped right after."""

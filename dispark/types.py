@@ -1,8 +1,8 @@
 """The frozen records that cross from one room of the house to another.
 
-Shape legend, used as name suffixes everywhere: B rows in the batch, G draft positions (draft_length), T verify positions
-(G + 1: the anchor and the drafts), N packed tokens (sum over rows of 1 + verify_length), V vocabulary, D hidden size,
-F width of the tapped target features, S cache slots. `draft_tokens_BG` is a tensor of shape [B, G].
+Shape legend, used as name suffixes everywhere: B rows in the batch, G draft positions (draft_length), T verify
+positions (G + 1: the anchor and the drafts), N packed tokens (sum over rows of 1 + verify_length), V vocabulary,
+D hidden size, F width of the tapped target features, S cache slots. `draft_tokens_BG` is a tensor of shape [B, G].
 
 Rows are the small integers by which the loop, the target and the drafter name a request that is being decoded; a row is
 free again once its request has finished. This module knows nothing about models, configs or files.
@@ -63,8 +63,8 @@ class Prompt:
 class Request:
     """One text to continue: a rendered prompt as token ids, and when to stop.
 
-    `request_id` is unique in a run ("<prompt_id>#<turn>"); `seed` fixes every random draw made for this request, whatever
-    the batch around it.
+    `request_id` is unique in a run ("<prompt_id>#<turn>"); `seed` fixes every random draw made for this request,
+    whatever the batch around it.
     """
 
     request_id: str
@@ -85,8 +85,8 @@ class Draft:
     Args:
         tokens_BG: int64 proposed tokens; entries at and beyond a row's length are ignored (any valid token id).
         lengths: tokens really proposed per row, on the host, each 0..G. All zero is an autoregressive step.
-        probs_BGV: float32 distributions the tokens were drawn from ("sampled" proposals), or None where each proposal is
-            a point mass on its token ("deterministic").
+        probs_BGV: float32 distributions the tokens were drawn from ("sampled" proposals), or None where each proposal
+            is a point mass on its token ("deterministic", and any drafter at temperature 0).
         confidence_BG: float32 estimate that token k survives given that those before it did, or None.
         parents_BG: reserved for trees; None is a chain.
     """
