@@ -91,6 +91,10 @@ class NgramDrafter:
         for row in rows:
             del self._texts[row]
 
+    def generate_options(self) -> dict[str, int]:
+        """The nearest that transformers' generate offers, for an outside reference beside this drafter."""
+        return {"prompt_lookup_num_tokens": self.draft_length, "max_matching_ngram_size": self.max_n}
+
     def _lookup(self, text: _Text) -> np.ndarray:
         tokens = text.tokens
         # A match has to end before the last token, so that something follows it.

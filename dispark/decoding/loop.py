@@ -30,6 +30,7 @@ class DecodingLoop:
         decode: token ids to text, for stop strings and the records.
         batch_size: rows decoded at once at most.
         num_slots: cache slots per row; a request's prompt, its output and a draft have to fit.
+        max_context: tokens of prompt and output together, where that is less than the model and the slots allow.
 
     Raises:
         ValueError: the verifier can't serve the sampling or the drafter's proposals.
@@ -46,11 +47,13 @@ class DecodingLoop:
         decode: Callable[[Sequence[int]], str],
         batch_size: int,
         num_slots: int,
+        max_context: int | None = None,
     ) -> None:
         verifier.check(sampling, drafter.proposal)
         self.target, self.drafter, self.scheduler, self.verifier = target, drafter, scheduler, verifier
         self.sampling, self.decode, self.batch_size, self.num_slots = sampling, decode, batch_size, num_slots
-        self._max_context = min(target.max_context, num_slots - drafter.draft_length - 1)
+        room = num_slots - drafter.draft_length - 1
+        self._max_context = min(target.max_context, room if max_context is None else min(room, max_context))
         self._clock = PhaseClock(target.device)
 
     @torch.inference_mode()

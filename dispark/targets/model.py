@@ -1,0 +1,42 @@
+"""From a target spec to the model that the loop drives.
+
+The one place where loading (this folder) meets the packed calls (decoding/). Knows neither drafters nor requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dispark.decoding.target import TargetModel
+from dispark.targets.spec import LoadedTarget, TargetSpec, load
+
+
+def wrap(loaded: LoadedTarget, **options: Any) -> TargetModel:
+    """A loaded target behind packed calls; `options` are TargetModel's own (buckets, linear backend)."""
+    return TargetModel(
+        loaded.model,
+        name=loaded.name,
+        stop_ids=loaded.stop_ids,
+        max_context=loaded.max_context,
+        vocab_fingerprint=loaded.tokenizer.vocab_fingerprint,
+        **options,
+    )
+
+
+def open_target(
+    spec: TargetSpec, device: torch.device | None = None, dtype: torch.dtype | None = None, **options: Any
+) -> TargetModel:
+    """Loads a spec and wraps it, on another device or in another dtype than the spec's where given.
+
+    Raises:
+        ValueError: see spec.load.
+    """
+    changes: dict[str, Any] = {}
+    if device is not None:
+        changes["device"] = str(device)
+    if dtype is not None:
+        changes["dtype"] = str(dtype).removeprefix("torch.")
+    return wrap(load(replace(spec, **changes)), **options)
