@@ -1,0 +1,190 @@
+"""The schema, its checks, `build` and its messages, and that every YAML fits the constructor it names."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+
+from dispark import config
+from dispark.config import BenchConfig, build, resolve, slug, suggest, validate
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+GROUPS = ("target", "drafter", "verifier", "scheduler", "sampling", "task", "meter", "tracker", "paths")
+OPTIONS = [(path.parent.name, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@dataclass
+class Part:
+    """Stands for any class that a YAML may name."""
+
+    size: int
+    names: list[str] = field(default_factory=list)
+    inner: Any = None
+
+    def __post_init__(self) -> None:
+        if self.size == 13:
+            raise ValueError(f"drafter.size={self.size}: must not be 13")
+        if self.size == 14:
+            raise ValueError("bad luck")
+        if self.size == 15:
+            raise RuntimeError("out of memory")
+
+
+PART = f"{__name__}.Part"
+
+
+def bench_config(**changes: Any) -> DictConfig:
+    groups = {group: {"_target_": "x"} for group in GROUPS}
+    return OmegaConf.merge(OmegaConf.structured(BenchConfig), groups, changes)  # type: ignore[return-value]
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_module("dispark.conf", version_base="1.3"):
+        return compose("bench", overrides=list(overrides))
+
+
+def test_bench_composes_with_the_documented_defaults() -> None:
+    cfg = composed()
+    validate(cfg)
+    assert (cfg.seed, cfg.max_new_tokens, cfg.batch_size, cfg.repeats, cfg.chunk) == (0, 128, 1, 1, 4)
+    assert cfg.sampling.temperature == 0
+    assert cfg.paths.runs == "results/runs"
+    assert cfg.tracker._target_ == "dispark.runs.tracking.NullTracker"
+    assert set(cfg) == set(BenchConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes_and_fits_its_constructor(group: str, option: str) -> None:
+    plain = OmegaConf.to_container(composed(f"{group}={option}")[group], resolve=False)
+    assert isinstance(plain, dict)
+    if group == "paths":
+        return
+    parameters = inspect.signature(get_object(plain.pop("_target_"))).parameters
+    given = {key for key in plain if not key.startswith("_")}
+    assert given <= set(parameters)
+    required = {name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    assert required <= given
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
+def test_yamls_are_short_and_commented(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith("#") for line in lines)
+    if path.parent != CONF:  # a primary config lists every key of its command
+        assert len(lines) <= 40
+
+
+@pytest.mark.parametrize("override", ["sed=4", "seed=abc", "max_new_tokens=1.5", "overwrite=maybe", "stop_strings=x"])
+def test_schema_refuses_typos_and_types(override: str) -> None:
+    with pytest.raises(HydraException):
+        composed(override)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0: must be a whole number >= 1"),
+        ({"batch_size": -1}, "batch_size=-1"),
+        ({"repeats": 0}, "repeats=0"),
+        ({"chunk": 0}, "chunk=0"),
+        ({"warmup": -1}, "warmup=-1: must be a whole number >= 0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 2**63}, "seed=9223372036854775808"),
+        ({"on_overlong": "cut"}, "on_overlong=cut: must be one of"),
+        ({"stop_strings": ["a", ""]}, "stop_strings"),
+        ({"name": " "}, "name"),
+        ({"task": {"path": "???"}}, "task.path: must be given"),
+        ({"task": {"path": "${nowhere}"}}, "task.path: Interpolation key 'nowhere' not found"),
+    ],
+)
+def test_validate_names_key_and_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        validate(bench_config(**changes))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_validate_accepts_the_boundaries() -> None:
+    validate(bench_config(seed=2**63 - 1, max_new_tokens=1, batch_size=1, warmup=0, name="x", stop_strings=["\n"]))
+
+
+def test_build_gives_plain_containers_and_nested_objects() -> None:
+    cfg = OmegaConf.create(
+        {"drafter": {"_target_": PART, "size": 1, "names": ["a"], "inner": {"_target_": PART, "size": 2}}}
+    )
+    part = build(cfg.drafter)
+    assert type(part.names) is list
+    assert part.inner == Part(2)
+    assert build({"_target_": PART, "size": 1}, names=["b"]).names == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"_target_": PART, "size": 1, "siz": 2}, "drafter.siz: .*did you mean size.*allowed: inner, names, size"),
+        ({"_target_": PART}, "drafter.size: must be given"),
+        ({"_target_": PART, "size": "???"}, "drafter.size: must be given"),
+        ({"_target_": PART, "size": 13}, "^drafter.size=13: must not be 13$"),
+        ({"_target_": PART, "size": 14}, "^drafter: bad luck$"),
+        ({"_target_": PART, "size": 1, "inner": {"_target_": PART, "x": 2}}, "drafter.inner.x: .*no such setting"),
+        ({"_target_": PART, "size": "${no.where}"}, "drafter.size: "),
+        ({"_target_": "no.such.module", "size": 1}, "drafter._target_=no.such.module: cannot be imported"),
+        ({"_target_": "builtins.len", "size": 1}, "^drafter: "),
+        ({"size": 1}, "drafter: has no _target_"),
+    ],
+)
+def test_build_names_the_key(node: dict[str, Any], message: str) -> None:
+    cfg = OmegaConf.create({"drafter": node})
+    with pytest.raises(ValueError, match=message) as caught:
+        build(cfg.drafter)
+    assert "\n" not in str(caught.value)
+
+
+def test_build_leaves_other_errors_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        build({"_target_": PART, "size": 15})
+
+
+def test_build_refuses_null() -> None:
+    with pytest.raises(ValueError, match="has no _target_"):
+        build(None)
+
+
+def test_resolve_returns_plain_containers() -> None:
+    plain = resolve(OmegaConf.create({"a": {"b": [1, "${c}"]}, "c": 2}))
+    assert plain == {"a": {"b": [1, 2]}, "c": 2}
+    assert type(plain["a"]) is dict
+    assert type(plain["a"]["b"]) is list
+
+
+@pytest.mark.parametrize(
+    ("resolved", "chosen", "expected"),
+    [
+        ({"seed": 3}, {"target": "tiny", "task": "chat", "drafter": "ngram"}, "tiny/chat/ngram/s3"),
+        ({"seed": 0}, {"target": "a/b c", "task": "../x", "drafter": "n"}, "a_b_c/x/n/s0"),
+        ({"target": {"name": "tiny"}, "task": {}, "drafter": None}, {}, "tiny/task/drafter/s0"),
+        ({}, {"target": "...", "task": "x" * 300, "drafter": "d"}, f"unnamed/{'x' * 60}/d/s0"),
+    ],
+)
+def test_slug_is_a_safe_path(resolved: dict[str, Any], chosen: dict[str, str], expected: str) -> None:
+    assert slug(resolved, chosen) == expected
+
+
+def test_outside_hydra_there_are_no_choices_and_no_sweep() -> None:
+    assert config.choices() == {}
+    assert config.sweep_dir() is None
+    assert composed("tracker=wandb").tracker.group is None
+
+
+def test_suggest() -> None:
+    assert suggest("ngarm", ["none", "ngram"]) == "did you mean ngram? allowed: ngram, none"
+    assert suggest("zzz", ["none"]) == "allowed: none"
+    assert suggest("zzz", []) == "allowed: nothing"
