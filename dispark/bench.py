@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from baselines.autoregressive import AutoregressiveDrafter
 from baselines.hf_generate import HfGenerate
-from dispark.config import build, choices, resolve, slug
+from dispark.config import build, choices, resolve, slug, sweep_name
 from dispark.decoding.loop import DecodingLoop
 from dispark.decoding.rows import Trace
 from dispark.decoding.target import TargetModel
@@ -59,14 +59,13 @@ def run_bench(cfg: DictConfig) -> dict[str, Any]:
     with store.attempt(plain, overwrite=cfg.overwrite) as has_work:
         if has_work:
             Bench(cfg, plain, store).run()
-    run = LoadedRun(store.read())
-    print(render(compare_arms(run), "text"), flush=True)
-    return headline(run)
+            print(render(compare_arms(LoadedRun(store.read())), "text"), flush=True)
+    return headline(LoadedRun(store.read()))
 
 
 def headline(run: LoadedRun) -> dict[str, Any]:
-    """The figures of a run that its last line of output shows."""
-    summary = run.summary()
+    """The figures of a run that its last line of output shows, as the run stored them."""
+    summary = run.run["summary"]
     keys = ("matl", "matl_ci", "throughput_tokens_per_s", "speedup", "speedup_ci", "is_speedup_distinguishable")
     row: dict[str, Any] = {"run": str(run.path)}
     row |= {key: run.label(key) for key in ("target", "task", "drafter", "sampling")}
@@ -251,6 +250,7 @@ class Bench:
         min_window_s = getattr(self.meter, "min_window_s", 2.0)
         run: dict[str, Any] = {
             "status": "done",
+            "sweep": sweep_name(),
             "target": self.loaded.name,
             "task": self.suite.name,
             "task_version": self.suite.version,
