@@ -120,7 +120,9 @@ def iter_objects(lines: Iterable[bytes], origin: str) -> Iterator[tuple[int, dic
         try:
             value = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: broken JSON: {error.msg} at column {error.colno}") from error
+            raise ValueError(
+                f"{where}: broken JSON ({error.msg} at column {error.colno}): must be one JSON object a line"
+            ) from error
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: unusable JSON: {error}") from error
         if not isinstance(value, dict):
