@@ -70,6 +70,7 @@ class DecodingLoop:
         while self._admit(source) or self._active:
             if self._active:
                 self._round(source)
+        self._clock.resolve()
         return self._trace
 
     def _admit(self, source: RequestSource) -> bool:

@@ -167,6 +167,7 @@ class TargetModel:
     def admit(self, row: int) -> None:
         self.cache.admit(row)
 
+    @torch.inference_mode()  # the cache was filled under it, and rows move
     def drop(self, row: int) -> None:
         self.cache.drop(row)
 
