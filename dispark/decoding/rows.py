@@ -107,7 +107,7 @@ class Trace:
         )
 
     def log_step(self, kind: str, num_rows: int, num_tokens: int, seconds: dict[str, Any]) -> None:
-        """One step of the loop: a prefill or a round of all active rows. `seconds` itself is kept and may fill later."""
+        """One step of the loop: a prefill or a round of all active rows. `seconds` is kept and may fill later."""
         seconds |= {"step": len(self.steps), "kind": kind, "num_rows": num_rows, "num_tokens": num_tokens}
         self.steps.append(seconds)
 

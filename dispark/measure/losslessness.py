@@ -22,7 +22,9 @@ from dispark.decoding.target import TargetModel
 from dispark.interfaces import Verifier
 from dispark.types import Draft, RequestRecord, Sampling
 
-# A token is a near tie if its logit is at most this many units in the last place below the best one.
+# A token is a near tie if its logit is at most this many units in the last place below the best one. The unit is taken
+# at the largest |logit| of the position: rounding errors come with the hidden state, and follow the size of the whole
+# row of logits even where the best one happens to be small.
 NEAR_TIE_ULPS = {torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 4.0}
 _ROWS = 8
 
@@ -79,7 +81,7 @@ def _gaps(logits_NV: Tensor, output: Sequence[int], dtype: torch.dtype) -> Gaps:
     best_N, argmax_N = logits_NV.max(-1)
     token_N = torch.tensor(list(output), device=logits_NV.device)
     own_N = logits_NV.gather(1, token_N.unsqueeze(1)).squeeze(1)
-    gap_N = (best_N.double() - own_N.double()) / ulp(best_N, dtype)
+    gap_N = (best_N.double() - own_N.double()) / ulp(logits_NV.abs().amax(-1), dtype)
     is_off_N = argmax_N != token_N
     is_real_N = is_off_N & (gap_N > NEAR_TIE_ULPS[dtype])
     num_real, num_off = int(is_real_N.sum()), int(is_off_N.sum())
