@@ -5,10 +5,12 @@
 # PYTHON=python3.12       which Python builds the environment (3.11 to 3.13)
 # TORCH_ARGS="--index-url URL"   where pip finds another build of torch, for example one for CPUs only
 # BENCH="task=chat,code drafter=none,ngram"   the sweep's axes; the first varies slowest
+# RUNS=results/runs/bench   where the sweep's runs go
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_ARGS ?=
-BENCH ?= task=smoke drafter=none,ngram
+BENCH ?= task=smoke drafter=ngram,ngram_hf,ngram_vllm max_new_tokens=40
+RUNS ?= results/runs/bench
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -29,8 +31,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 bench: $(STAMP)
 	$(BIN)/dispark fetch
-	$(BIN)/dispark bench -m $(BENCH)
-	$(BIN)/dispark compare
+	$(BIN)/dispark bench -m $(BENCH) paths.runs=$(RUNS)
+	$(BIN)/dispark compare $(RUNS)
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
