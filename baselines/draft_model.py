@@ -51,10 +51,12 @@ class DraftModelDrafter:
         """
         if self._model is None:
             self._model = self._load(target)
-        if self._model.max_context < num_slots:
+        # The other slots hold drafts beyond the longest text, which are never verified.
+        num_needed = min(target.max_context, num_slots - self.draft_length - 1)
+        if self._model.max_context < num_needed:
             raise ValueError(
                 f"drafter.model={self._model.name}: its context of {self._model.max_context} tokens is shorter than "
-                f"the {num_slots} that the requests need; allowed: a longer context, shorter prompts or outputs"
+                f"the {num_needed} that the requests need; allowed: a longer context, shorter prompts or outputs"
             )
         self._vocab_size = target.vocab_size
         self._model.open(num_rows, num_slots)
@@ -73,7 +75,8 @@ class DraftModelDrafter:
         """Feeds what the target emitted since, then one token at a time."""
         model = self._bound
         lengths = [len(self._pending[row]) for row in rows]
-        ids = torch.tensor([token for row in rows for token in self._pending[row]])
+        # A target may emit padding of its vocabulary that the draft model has no embedding for; any other id serves.
+        ids = torch.tensor([min(token, model.vocab_size - 1) for row in rows for token in self._pending[row]])
         logits, _ = model.forward(rows, ids.to(model.device, non_blocking=True), lengths, keep_last=True)
         for row, length in zip(rows, lengths, strict=True):
             model.commit(row, length)
