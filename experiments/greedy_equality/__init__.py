@@ -1,0 +1,1 @@
+"""Greedy texts of every drafter against autoregressive decoding: see README.md."""
