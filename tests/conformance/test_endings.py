@@ -153,6 +153,10 @@ def test_the_context_ends_a_text(name: str) -> None:
             record, room = records_of(trace)[request.request_id], CONTEXT - len(request.prompt_ids)
             assert record.output_ids == roomy[request.request_id][:room]
             assert record.finish_reason == ("context" if room < 20 else "length")
+            num_seen = len(request.prompt_ids)  # tokens before the anchor
+            for r in (r for r in trace.rounds if r["request_id"] == request.request_id):
+                assert num_seen + 1 + r["num_verified"] <= CONTEXT
+                num_seen += r["num_emitted"]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

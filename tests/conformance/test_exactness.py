@@ -26,7 +26,7 @@ from dispark.decoding.target import TargetModel
 from dispark.interfaces import Drafter
 from dispark.types import Draft, Sampling
 
-V, DEPTH, NUM = 6, 3, 4000
+V, DEPTH, NUM = 6, 3, 3000
 SMALL = (
     "target.sources.random.tokenizer=null",
     f"+target.sources.random.config.vocab_size={V}",

@@ -88,7 +88,7 @@ class Spy:
         self.ended: set[int] = set()
 
     def bind(self, target: TargetModel, num_rows: int, num_slots: int) -> None:
-        self.num_rows = num_rows
+        self.target, self.num_rows = target, num_rows
         self.inner.bind(target, num_rows, num_slots)
 
     def begin(
@@ -104,6 +104,8 @@ class Spy:
 
     def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
         assert sorted(rows) == sorted(self.texts)
+        # In the cache's own order: rows that lie side by side share a segment.
+        assert list(rows) == self.target.cache.rows
         assert not self.ended
         assert anchors_B.tolist() == [self.texts[row][-1] for row in rows]
         draft: Draft = self.inner.propose(rows, anchors_B, sampling, generators)

@@ -267,6 +267,16 @@ def test_ragged_rows_in_one_call_equal_each_alone() -> None:
             start += 1 + length
 
 
+@pytest.mark.parametrize("proposal", ["sampled", "deterministic"])
+def test_even_a_uniform_of_zero_accepts_nothing_impossible(proposal: Proposal) -> None:
+    logits = torch.tensor([[0.0, -float("inf"), 0.0], [0.0, 0.0, 0.0]])
+    probs = torch.tensor([[[0.2, 0.8, 0.0]]]) if proposal == "sampled" else None
+    zeros = FixedUniforms(torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    verdict = RejectionVerifier().accept(Draft(torch.tensor([[1]]), [1], probs), logits, [1], PLAIN, zeros)
+    assert verdict.num_accepted_B.tolist() == [0]
+    assert verdict.tokens_BT[0, 0] == 0
+
+
 def test_no_drafts_at_all_is_a_plain_draw() -> None:
     logits = torch.tensor([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3]]).log()
     verdict = RejectionVerifier().accept(
