@@ -19,6 +19,7 @@ from torch import Tensor
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.sampling import draw, probabilities
 from dispark.decoding.target import TargetModel
+from dispark.targets.model import open_target
 from dispark.types import Draft, Features, Outcome, Request, Sampling
 
 
@@ -130,8 +131,6 @@ class DraftModelDrafter:
     def _load(self, target: TargetModel) -> TargetModel:
         if self._spec is None:
             return target.sibling("the target itself")
-        from dispark.targets.model import open_target
-
         model = open_target(self._spec, device=target.device, dtype=target.dtype)
         check_vocabularies(model, target)
         return model

@@ -30,22 +30,20 @@ from dispark.interfaces import Drafter, Scheduler, Verifier
 from dispark.measure import degeneracy, energy, memory, provenance
 from dispark.measure.losslessness import greedy_verdicts, sampling_verdict
 from dispark.measure.nvml import device_state
-from dispark.measure.throughput import BASELINE_ARM, what_if_throughput_tokens_per_s
+from dispark.measure.throughput import BASELINE_ARM, GENERATE_ARM, what_if_throughput_tokens_per_s
 from dispark.measure.views import all_views
 from dispark.runs.compare import compare_arms, render
 from dispark.runs.loaded import LoadedRun
-from dispark.runs.store import RunStore, run_key
+from dispark.runs.store import RunStore, StoredRun, run_key
 from dispark.targets.model import wrap
 from dispark.targets.spec import LoadedTarget, load
-from dispark.tasks.conversation import ConversationSource, check_lengths, render_fingerprint
+from dispark.tasks.conversation import ConversationSource, check_lengths, context_need, render_fingerprint
 from dispark.types import EnergyReading, Prompt, RequestRecord, Sampling
 
 log = logging.getLogger(__name__)
 
-GENERATE_ARM = "transformers.generate"
 LOOKUP_ARM = "transformers.prompt_lookup"
 _WARMUP_TOKENS = 24
-_TURN_OVERHEAD = 48  # tokens a chat template may put round a later turn
 
 
 def run_bench(cfg: DictConfig) -> dict[str, Any]:
@@ -58,8 +56,9 @@ def run_bench(cfg: DictConfig) -> dict[str, Any]:
     store = RunStore(plain["paths"]["runs"], run_key(plain), slug(plain))
     with store.attempt(plain, overwrite=cfg.overwrite) as has_work:
         if has_work:
-            Bench(cfg, plain, store).run()
-            print(render(compare_arms(LoadedRun(store.read())), "text"), flush=True)
+            run = Bench(cfg, plain, store).run()
+            print(render(compare_arms(run), "text"), flush=True)
+            return headline(run)
     return headline(LoadedRun(store.read()))
 
 
@@ -126,27 +125,22 @@ class Bench:
         if cfg.generate_baseline and cfg.batch_size > 1:
             raise ValueError(f"generate_baseline=true with batch_size={cfg.batch_size}: it runs one request at a time")
 
-        self.spec = build(cfg.target)
         self.loaded, self.target = _load_target(json.dumps(plain["target"], sort_keys=True))
         self.tokenizer = self.loaded.tokenizer
         prompts = self.suite.prompts()
-        self.prompts, self.skipped = check_lengths(
-            prompts, self.tokenizer, self.loaded.max_context, cfg.on_overlong, self.spec.system_prompt
-        )
-        self.context = min(self.loaded.max_context, max(self._need(prompt) for prompt in self.prompts))
+        self.prompts, self.skipped = check_lengths(prompts, self.tokenizer, self.loaded.max_context, cfg.on_overlong)
+        needs = [context_need(prompt, self.tokenizer, cfg.max_new_tokens) for prompt in self.prompts]
+        self.context = min(self.loaded.max_context, max(needs))
         self.num_slots = self.context + self.drafter.draft_length + 1
         self.skipped_turns: dict[str, str] = {}
 
-    def run(self) -> None:
-        """Measures, checks and stores."""
+    def run(self) -> LoadedRun:
+        """Measures, checks and stores; returns the run as a reader finds it."""
         device = self.target.device
         before = device_state(device)
         arms = self._arms()
         self._warm_up(arms)
-        if hasattr(self.meter, "bind"):
-            self.meter.bind(device)
-            if hasattr(self.meter, "measure_idle"):
-                self.meter.measure_idle()
+        self.meter.bind(device)
         chunks = [self.prompts[i : i + self.cfg.chunk] for i in range(0, len(self.prompts), self.cfg.chunk)]
         schedule = list(order_of_passes(len(chunks), [arm.name for arm in arms], self.cfg.repeats))
         by_name = {arm.name: arm for arm in arms}
@@ -157,7 +151,7 @@ class Bench:
                 self._pass(by_name[name], chunk, chunks[chunk])
                 bar.set_postfix_str(name, refresh=False)
                 bar.update()
-        self._write(arms, {"before": before, "after": device_state(device)})
+        return self._write(arms, {"before": before, "after": device_state(device)})
 
     # -- arms and passes ----------------------------------------------------------------------------------------
 
@@ -196,8 +190,7 @@ class Bench:
             self.tokenizer,
             max_new_tokens,
             self.cfg.seed + repeat,
-            stop_strings=self.cfg.stop_strings,
-            system_prompt=self.spec.system_prompt,
+            stop_strings=[*self.loaded.stop_strings, *self.cfg.stop_strings],
             max_context=self.context,
         )
 
@@ -233,7 +226,7 @@ class Bench:
 
     # -- results ------------------------------------------------------------------------------------------------
 
-    def _write(self, arms: Sequence[Arm], states: dict[str, Any]) -> None:
+    def _write(self, arms: Sequence[Arm], states: dict[str, Any]) -> LoadedRun:
         rounds = pd.DataFrame([row for arm in arms for row in arm.rounds])
         steps = pd.DataFrame([row for arm in arms for row in arm.steps])
         self.store.write_rounds(rounds)
@@ -247,8 +240,9 @@ class Bench:
             "target": self.loaded.provenance,
             "device_state": states,
         }
-        min_window_s = getattr(self.meter, "min_window_s", 2.0)
         run: dict[str, Any] = {
+            "key": self.store.key,
+            "slug": self.store.slug,
             "status": "done",
             "sweep": sweep_name(),
             "target": self.loaded.name,
@@ -265,7 +259,7 @@ class Bench:
             "skipped_prompts": self.skipped,
             "skipped_turns": self.skipped_turns,
             "provenance": provenance.collect(self.target.device, self.target.dtype, extra=extra),
-            "energy": {arm.name: asdict(energy.combine(arm.readings, min_window_s)) for arm in arms},
+            "energy": {arm.name: asdict(energy.combine(arm.readings, self.meter.min_window_s)) for arm in arms},
             "memory": {arm.name: asdict(memory.combine(arm.peaks)) for arm in arms},
             "losslessness": self._verdicts(arms),
             "degeneracy": {
@@ -277,14 +271,14 @@ class Bench:
             ),
             "what_if": self._what_if(own, rounds, steps),
         }
-        self.store.write_run(run)
-        loaded = LoadedRun(self.store.read())
+        loaded = LoadedRun(StoredRun(self.store.path, run))
         run["summary"] = loaded.summary()
         run["summaries"] = {arm.name: loaded.summary(arm=arm.name) for arm in arms if arm.drafter is not None}
         run["warnings"] = run["summary"]["warnings"]
         self.store.write_run(run)
         self.store.mark_done()
-        self.tracker.log_run({"key": self.store.key, "slug": self.store.slug, **run}, compare_arms(loaded))
+        self.tracker.log_run(run, compare_arms(loaded))
+        return loaded
 
     def _verdicts(self, arms: Sequence[Arm]) -> dict[str, Any]:
         if not self.cfg.check_losslessness:
@@ -311,16 +305,6 @@ class Bench:
             "draft_cost_s": cost_s,
             "what_if_throughput_tokens_per_s": what_if_throughput_tokens_per_s(mine[0], mine[1], cost_s),
         }
-
-    def _need(self, prompt: Prompt) -> int:
-        """Tokens of context that a conversation can need: all its turns and an answer of full length to each."""
-        first = self._first_length(prompt)
-        later = sum(len(self.tokenizer.encode(turn)) + _TURN_OVERHEAD for turn in prompt.turns[1:])
-        return first + later + len(prompt.turns) * self.cfg.max_new_tokens
-
-    def _first_length(self, prompt: Prompt) -> int:
-        head = [{"role": "system", "content": self.spec.system_prompt}] if self.spec.system_prompt else []
-        return len(self.tokenizer.render([*head, {"role": "user", "content": prompt.turns[0]}]))
 
 
 def order_of_passes(num_chunks: int, arms: Sequence[str], repeats: int) -> Iterator[tuple[int, str]]:

@@ -26,6 +26,7 @@ from dispark.types import (
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
     from dispark.decoding.random import RowGenerators
     from dispark.decoding.target import TargetModel
@@ -117,6 +118,13 @@ class RequestSource(Protocol):
 @runtime_checkable
 class EnergyMeter(Protocol):
     """Reads energy over windows of seconds. `start` and `stop` are called with the device idle (synchronised)."""
+
+    @property
+    def min_window_s(self) -> float:
+        """Summed windows shorter than this report no joules."""
+
+    def bind(self, device: torch.device | str) -> None:
+        """Where the work of the coming windows runs."""
 
     def start(self) -> None: ...
 

@@ -10,6 +10,7 @@ free again once its request has finished. This module knows nothing about models
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 FinishReason = Literal["stop", "stop_string", "length", "context"]
+MIN_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
             raise ValueError(f"sampling.temperature={self.temperature}: must be a finite number >= 0 (0 is greedy)")
+        if 0.0 < self.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"sampling.temperature={self.temperature}: must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, below "
+                "which logits overflow"
+            )
         if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
             raise ValueError(f"sampling.top_k={self.top_k}: must be a whole number >= 1, or null for no limit")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
@@ -195,18 +202,25 @@ class RequestRecord:
     latency_s: float | None = None
 
 
+def check_device_name(device: str) -> None:
+    """Raises ValueError for anything but auto, cpu, cuda and cuda:N."""
+    if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ValueError(f"target.device={device}: must be auto, cpu, cuda or cuda:N")
+
+
 def pick_device(device: str) -> torch.device:
     """Turns a config value into a device: "auto" is CUDA where there is one, else the CPU.
 
     Raises:
         ValueError: the named device is unknown or not available here.
     """
+    check_device_name(device)
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"target.device={device}: must be auto, cpu, cuda or cuda:N") from error
+    chosen = torch.device(device)
+    num_devices = torch.cuda.device_count()
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"target.device={device}: there is no CUDA device here; allowed: auto, cpu")
+    if chosen.type == "cuda" and chosen.index is not None and chosen.index >= num_devices:
+        raise ValueError(f"target.device={device}: there are {num_devices} CUDA devices here, from 0")
     return chosen

@@ -142,10 +142,11 @@ def test_stop_strings_end_both_arms(run: Run) -> None:
     plain = run("drafter=none", "task.limit=1", "max_new_tokens=30")
     text = plain.stored.requests()[0]["text"]
     stop = next(character for character in text[1:] if character.isascii() and character.isprintable())
-    loaded = run("drafter=ngram", "task.limit=1", "max_new_tokens=30", f"stop_strings=[{json.dumps(stop)}]")
-    for row in loaded.stored.requests():
-        assert row["finish_reason"] == "stop_string"
-        assert row["text"] == text[: text.index(stop)]
+    for key in ("stop_strings", "target.stop_strings"):
+        loaded = run("drafter=ngram", "task.limit=1", "max_new_tokens=30", f"{key}=[{json.dumps(stop)}]")
+        for row in loaded.stored.requests():
+            assert row["finish_reason"] == "stop_string"
+            assert row["text"] == text[: text.index(stop)]
 
 
 @pytest.mark.parametrize(

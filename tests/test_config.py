@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dispark import config
 from dispark.config import BenchConfig, build, resolve, slug, suggest, validate
+from dispark.targets.spec import CALL_OPTIONS, TargetSpec
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("target", "drafter", "verifier", "scheduler", "sampling", "task", "meter", "tracker", "paths")
@@ -49,6 +50,20 @@ def bench_config(**changes: Any) -> DictConfig:
 def composed(*overrides: str) -> DictConfig:
     with initialize_config_module("dispark.conf", version_base="1.3"):
         return compose("bench", overrides=list(overrides))
+
+
+def test_every_target_has_the_shared_keys_with_the_class_s_defaults() -> None:
+    shared = OmegaConf.load(CONF / "target_base" / "default.yaml")
+    defaults = inspect.signature(TargetSpec).parameters
+    assert sorted(shared) == sorted([*CALL_OPTIONS, "stop_strings"])
+    assert all(shared[key] == defaults[key].default for key in CALL_OPTIONS)
+    cfg = composed("drafter=draft_model", "target.token_bucket=8", "drafter.model.prefill_chunk=64")
+    assert (cfg.target.token_bucket, cfg.target.prefill_chunk) == (8, 512)
+    assert (cfg.drafter.model.token_bucket, cfg.drafter.model.prefill_chunk) == (None, 64)
+    for path in (CONF / "target").glob("*.yaml"):
+        target = composed(f"target={path.stem}").target
+        assert [target[key] for key in CALL_OPTIONS] == ["auto", None, None, 512]
+        assert target.stop_strings == (["User:"] if path.stem == "gemma3_270m" else [])
 
 
 def test_bench_composes_with_the_documented_defaults() -> None:

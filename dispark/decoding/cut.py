@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from dispark.types import FinishReason
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_SLACK = 8  # characters at a tail's start that may decode otherwise than inside the text
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -72,17 +75,33 @@ class StopStrings:
         for string in strings:
             if not string:
                 raise ValueError("stop_strings: an empty string would stop every text; leave it out")
+            if REPLACEMENT in string:
+                raise ValueError(
+                    f"stop_strings={string!r}: U+FFFD stands for a character that is not complete yet; leave it out"
+                )
         self._strings = tuple(strings)
         self._decode = decode
+        self._reach = max(map(len, strings), default=0) + _SLACK
 
     def find(self, output_ids: Sequence[int], new_ids: Sequence[int]) -> int | None:
         """How many of `new_ids`, after `output_ids`, it takes to complete a stop string; None if none does."""
-        if not self._strings or self.cut_text(self._decode([*output_ids, *new_ids])) is None:
+        if not self._strings:
+            return None
+        tail = self._tail(output_ids)
+        if self.cut_text(self._decode([*tail, *new_ids])) is None:
             return None
         for num in range(1, len(new_ids)):
-            if self.cut_text(self._decode([*output_ids, *new_ids[:num]])) is not None:
+            if self.cut_text(self._decode([*tail, *new_ids[:num]])) is not None:
                 return num
         return len(new_ids)
+
+    def _tail(self, output_ids: Sequence[int]) -> Sequence[int]:
+        """The last tokens that spell enough text for a stop string to have begun in: decoding all of a long text in
+        every round would cost more with every token. Tokens may spell nothing, so the text's length decides."""
+        num = self._reach
+        while num < len(output_ids) and len(self._decode(output_ids[-num:])) < self._reach:
+            num *= 2
+        return output_ids[-num:]
 
     def cut_text(self, text: str) -> str | None:
         """The text before its first stop string, or None where there is none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dispark.decoding.cut import Cut, StopStrings, cut
 from dispark.types import FinishReason, Outcome, Request, RequestRecord
@@ -81,34 +81,47 @@ class Trace:
     steps: list[dict[str, Any]] = field(default_factory=list)
     records: list[RequestRecord] = field(default_factory=list)
 
-    def log_round(
-        self, active: ActiveRow, c: Cut, *, num_rows: int, drafted: int, verified: int, accepted: int
+    def log_rounds(
+        self,
+        active: Sequence[ActiveRow],
+        cuts: Sequence[Cut],
+        num_drafted: Sequence[int],
+        num_verified: Sequence[int],
+        num_accepted: Sequence[int],
     ) -> None:
-        """One round of one row; `accepted` is what the verifier accepted before any cut."""
-        request = active.record.request
-        self.rounds.append(
-            {
-                "request_id": request.request_id,
-                "prompt_id": request.prompt_id,
-                "turn": request.turn,
-                "task": request.task,
-                "category": request.category,
-                "round": active.record.num_rounds,
-                "step": len(self.steps),
-                "num_rows": num_rows,
-                "num_drafted": drafted,
-                "num_verified": verified,
-                "num_accepted_raw": accepted,
-                "num_accepted": c.num_accepted,
-                "num_emitted": len(c.tokens),
-                "end": c.finish,
-                "is_truncated": c.is_truncated,
-            }
-        )
+        """One round of every row; `num_accepted` is what the verifier accepted before any cut."""
+        for a, c, drafted, verified, accepted in zip(
+            active, cuts, num_drafted, num_verified, num_accepted, strict=True
+        ):
+            request = a.record.request
+            self.rounds.append(
+                {
+                    "request_id": request.request_id,
+                    "prompt_id": request.prompt_id,
+                    "turn": request.turn,
+                    "task": request.task,
+                    "category": request.category,
+                    "round": a.record.num_rounds,
+                    "step": len(self.steps),
+                    "num_rows": len(active),
+                    "num_drafted": drafted,
+                    "num_verified": verified,
+                    "num_accepted_raw": accepted,
+                    "num_accepted": c.num_accepted,
+                    "num_emitted": len(c.tokens),
+                    "end": c.finish,
+                    "is_truncated": c.is_truncated,
+                }
+            )
 
-    def log_step(self, kind: str, num_rows: int, num_tokens: int, seconds: dict[str, Any]) -> None:
-        """One step of the loop: a prefill or a round of all active rows. `seconds` is kept and may fill later."""
-        seconds |= {"step": len(self.steps), "kind": kind, "num_rows": num_rows, "num_tokens": num_tokens}
+    def log_step(
+        self, kind: Literal["prefill", "round"], active: Sequence[ActiveRow], num_tokens: int, seconds: dict[str, Any]
+    ) -> None:
+        """One step of the loop, whose time its rows share alike. `seconds` is kept and may fill later."""
+        for a in active:
+            key = "prefill_s" if kind == "prefill" else "decode_s"
+            setattr(a.record, key, getattr(a.record, key) + seconds["wall_s"] / len(active))
+        seconds |= {"step": len(self.steps), "kind": kind, "num_rows": len(active), "num_tokens": num_tokens}
         self.steps.append(seconds)
 
 

@@ -66,7 +66,6 @@ class TargetModel:
         self.stop_ids = frozenset(stop_ids)
         self.max_context = max_context
         self.vocab_fingerprint = vocab_fingerprint
-        self.config = model.config
         self.vocab_size: int = model.config.vocab_size
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
@@ -78,7 +77,13 @@ class TargetModel:
         self._max_waste = _CPU_MAX_WASTE if self.device.type == "cpu" else float("inf")
         self._prefill_chunk = prefill_chunk
         self._packs = LinearPacks(model) if self.linear_backend == "onednn" else None
-        self._stock_attention: str = model.config._attn_implementation
+        # A model may be wrapped twice, with other stop ids say; what it was before is known to the first wrapper only.
+        self._stock_attention: str = model.__dict__.setdefault("stock_attention", model.config._attn_implementation)
+        if model.__dict__.setdefault("linear_backend", self.linear_backend) != self.linear_backend:
+            raise ValueError(
+                f"target.linear_backend={self.linear_backend}: this model already runs with {model.linear_backend}, "
+                "and its layers can't do both; load it a second time"
+            )
         self._cache: RaggedCache | None = None
         self._feature_layers: tuple[int, ...] = ()
         self._taps: dict[int, Tensor] = {}
@@ -117,7 +122,10 @@ class TargetModel:
 
     @contextmanager
     def stock(self) -> Iterator[Any]:
-        """The untouched model, as transformers loads it, for the time of a `with` block."""
+        """The untouched model, as transformers loads it, for the time of a `with` block; blocks may be nested."""
+        if self.model.config._attn_implementation == self._stock_attention:
+            yield self.model
+            return
         self.model.config._attn_implementation = self._stock_attention
         if self._packs is not None:
             self._packs.remove()
@@ -163,6 +171,14 @@ class TargetModel:
         if self._cache is None:
             raise ValueError(f"target {self.name}: open() comes before any call")
         return self._cache
+
+    def length(self, row: int) -> int:
+        """Committed tokens of a row."""
+        return self.cache.length(row)
+
+    def room(self, row: int) -> int:
+        """Tokens that a row can still take without leaving its slots or the model's context."""
+        return min(self.max_context, self.cache.num_slots) - self.cache.length(row)
 
     def admit(self, row: int) -> None:
         self.cache.admit(row)
@@ -227,7 +243,7 @@ class TargetModel:
             self.admit(row)
         last: dict[int, Tensor] = {}
         hidden: dict[int, list[Tensor]] = {row: [] for row in rows}
-        for chunk in _chunks(rows, [len(prompt) for prompt in prompts], self._prefill_chunk):
+        for chunk in _chunks([len(prompt) for prompt in prompts], self._prefill_chunk):
             ids = [token for i, low, high in chunk for token in prompts[i][low:high]]
             names, lengths = [rows[i] for i, _, _ in chunk], [high - low for _, low, high in chunk]
             tokens = torch.tensor(ids, dtype=torch.int64).to(self.device, non_blocking=True)
@@ -259,14 +275,14 @@ class TargetModel:
         return self.forward(rows, tokens_N, lengths)
 
 
-def _chunks(rows: Sequence[int], lengths: Sequence[int], limit: int) -> Iterator[list[tuple[int, int, int]]]:
+def _chunks(lengths: Sequence[int], limit: int) -> Iterator[list[tuple[int, int, int]]]:
     """Splits prompts into calls of at most `limit` tokens: lists of (index, from, to)."""
     chunk: list[tuple[int, int, int]] = []
     room = limit
-    for i in range(len(rows)):
+    for i, length in enumerate(lengths):
         low = 0
-        while low < lengths[i]:
-            high = min(lengths[i], low + room)
+        while low < length:
+            high = min(length, low + room)
             chunk.append((i, low, high))
             room -= high - low
             low = high

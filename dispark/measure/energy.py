@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ __all__ = ["AutoMeter", "NullMeter", "NvmlCounterMeter", "NvmlPowerMeter", "Rapl
 STUCK_S = 1.0
 
 
-class SensorMeter:
+class SensorMeter(ABC):
     """Windows over one sensor; subclasses say which sensor serves a device.
 
     Args:
@@ -70,9 +71,9 @@ class SensorMeter:
         self._is_idle_done = False
         self._started: float | None = None
 
+    @abstractmethod
     def open(self, device: torch.device) -> Sensor:
         """The sensor for this device; raises SensorError with the reason where there is none."""
-        raise NotImplementedError
 
     def bind(self, device: torch.device | str) -> None:
         """Says where the work runs; without it the first `start` takes CUDA where there is one, else the CPU."""

@@ -62,18 +62,13 @@ def teacher_force(target: TargetModel, texts: Sequence[tuple[Sequence[int], Sequ
         longest = max(len(prompt) + len(output) for prompt, output in batch)
         target.open(len(batch), longest)
         rows = list(range(len(batch)))
-        prompts = [prompt for prompt, _ in batch]
-        first_BV, _ = target.prefill(rows, prompts)
-        bodies = [output[:-1] for _, output in batch]
-        live = [row for row in rows if bodies[row]]
-        later: dict[int, Tensor] = {}
-        for row in live:  # one row a call bounds the logits in memory
-            tokens = torch.tensor(bodies[row]).to(target.device)
-            logits_NV, _ = target.forward([row], tokens, [len(bodies[row])])
-            later[row] = logits_NV
-        for row, (_, output) in enumerate(batch):
-            logits = first_BV[row : row + 1] if row not in later else torch.cat([first_BV[row : row + 1], later[row]])
-            results.append(_gaps(logits, output, target.dtype))
+        logits_BV, _ = target.prefill(rows, [prompt for prompt, _ in batch])
+        for row, (_, output) in zip(rows, batch, strict=True):
+            logits_NV = logits_BV[row : row + 1]
+            if len(output) > 1:  # one row a call bounds the logits in memory
+                tokens_N = torch.tensor(output[:-1]).to(target.device)
+                logits_NV = torch.cat([logits_NV, target.forward([row], tokens_N, [len(output) - 1])[0]])
+            results.append(_gaps(logits_NV, output, target.dtype))
     return results
 
 

@@ -15,14 +15,14 @@ from dispark.targets.spec import LoadedTarget, TargetSpec, load
 
 
 def wrap(loaded: LoadedTarget, **options: Any) -> TargetModel:
-    """A loaded target behind packed calls; `options` are TargetModel's own (buckets, linear backend)."""
+    """A loaded target behind packed calls; `options` replace those of its spec (buckets, linear backend)."""
     return TargetModel(
         loaded.model,
         name=loaded.name,
         stop_ids=loaded.stop_ids,
         max_context=loaded.max_context,
         vocab_fingerprint=loaded.tokenizer.vocab_fingerprint,
-        **options,
+        **(loaded.call_options | options),
     )
 
 

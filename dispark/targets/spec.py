@@ -8,7 +8,6 @@ called: that is decoding/'s part.
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +19,11 @@ from dispark.targets.quiet import first_line, quiet_transformers
 from dispark.targets.random_weights import RandomWeights
 from dispark.targets.sources import DTYPES, FolderSource, ModelFiles, Source
 from dispark.targets.tokenizer import ByteTokenizer, ChatTokenizer, NoTokenizer, Tokenizer
-from dispark.types import pick_device
+from dispark.types import check_device_name, pick_device
 
 log = logging.getLogger(__name__)
+
+CALL_OPTIONS = ("linear_backend", "token_bucket", "slot_bucket", "prefill_chunk")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class TargetSpec:
         template_kwargs: variables of the template.
         extra_stop_ids: token ids that end a generation besides the generation config's.
         extra_stop_tokens: the same by spelling.
+        stop_strings: texts that end an answer.
+        linear_backend, token_bucket, slot_bucket, prefill_chunk: see decoding/target.py, which checks them.
         license: a note for the user; nothing reads it.
 
     Raises:
@@ -58,6 +61,11 @@ class TargetSpec:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     extra_stop_ids: list[int] = field(default_factory=list)
     extra_stop_tokens: list[str] = field(default_factory=list)
+    stop_strings: list[str] = field(default_factory=list)
+    linear_backend: str = "auto"
+    token_bucket: int | None = None
+    slot_bucket: int | None = None
+    prefill_chunk: int = 512
     license: str = ""
 
     def __post_init__(self) -> None:
@@ -67,8 +75,7 @@ class TargetSpec:
             raise ValueError(f"target.sources.{self.source}: must be an object with a _target_ of dispark.targets")
         if self.dtype not in DTYPES:
             raise ValueError(f"target.dtype={self.dtype}: must be one of {', '.join(DTYPES)}")
-        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ValueError(f"target.device={self.device}: must be auto, cpu, cuda or cuda:N")
+        check_device_name(self.device)
         if self.max_context is not None and not (_is_int(self.max_context) and self.max_context >= 2):
             raise ValueError(f"target.max_context={self.max_context}: must be a whole number >= 2, or null")
         if self.chat_template is not None and not isinstance(self.chat_template, str):
@@ -78,9 +85,10 @@ class TargetSpec:
         for index, token in enumerate(self.extra_stop_ids):
             if not _is_int(token) or token < 0:
                 raise ValueError(f"target.extra_stop_ids[{index}]={token}: must be a whole number >= 0")
-        for index, spelling in enumerate(self.extra_stop_tokens):
-            if not isinstance(spelling, str):
-                raise ValueError(f"target.extra_stop_tokens[{index}]={spelling}: must be a string")
+        for key in ("extra_stop_tokens", "stop_strings"):
+            for index, spelling in enumerate(getattr(self, key)):
+                if not isinstance(spelling, str) or not spelling:
+                    raise ValueError(f"target.{key}[{index}]={spelling}: must be a string that is not empty")
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,8 @@ class LoadedTarget:
         vocab_size: width of the logits, which may be more than the tokenizer's size.
         weights_sha256: hash of the weights as stored, before the cast to `dtype`.
         provenance: where the weights came from, and the library versions now.
+        stop_strings: texts that end an answer.
+        call_options: how packed calls are made, as TargetModel takes it.
     """
 
     name: str
@@ -108,6 +118,8 @@ class LoadedTarget:
     device: torch.device
     dtype: torch.dtype
     provenance: dict[str, Any]
+    stop_strings: tuple[str, ...] = ()
+    call_options: dict[str, Any] = field(default_factory=dict)
 
 
 def fetch(spec: TargetSpec) -> FetchReport:
@@ -122,7 +134,7 @@ def load(spec: TargetSpec) -> LoadedTarget:
         ValueError: in one line: the device is not there, the source can't be had, the cached files are damaged, the
             architecture is not supported, or the spec doesn't fit the model.
     """
-    device, dtype = _device(spec.device), DTYPES[spec.dtype]
+    device, dtype = pick_device(spec.device), DTYPES[spec.dtype]
     source = spec.sources[spec.source]
     tokenizer: Tokenizer
     if isinstance(source, RandomWeights):
@@ -156,14 +168,9 @@ def load(spec: TargetSpec) -> LoadedTarget:
         device=device,
         dtype=dtype,
         provenance={"target": spec.name, "source": spec.source, **provenance, "versions": library_versions()},
+        stop_strings=tuple(spec.stop_strings),
+        call_options={key: getattr(spec, key) for key in CALL_OPTIONS},
     )
-
-
-def _device(name: str) -> torch.device:
-    device = pick_device(name)
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise ValueError(f"target.device={name}: there are {torch.cuda.device_count()} CUDA devices here, from 0")
-    return device
 
 
 def _load_model(files: ModelFiles, dtype: torch.dtype, name: str) -> Any:

@@ -123,9 +123,7 @@ class ChatTokenizer:
         Raises:
             ValueError: a message is malformed, the template refuses it, or the text is not valid Unicode.
         """
-        conversation = _checked(messages)
-        if self._system_prompt is not None and conversation[0]["role"] != "system":
-            conversation.insert(0, {"role": "system", "content": self._system_prompt})
+        conversation = _checked(messages, self._system_prompt)
         if self._template == "none":
             ids = self.encode("\n\n".join(message["content"] for message in conversation))
             return [self._tokenizer.bos_token_id, *ids] if self._has_bos else ids
@@ -189,9 +187,7 @@ class ByteTokenizer:
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of the conversation with the generation prompt; raises ValueError for a malformed message."""
-        conversation = _checked(messages)
-        if self._system_prompt is not None and conversation[0]["role"] != "system":
-            conversation.insert(0, {"role": "system", "content": self._system_prompt})
+        conversation = _checked(messages, self._system_prompt)
         ids = [self.bos_id]
         for message in conversation:
             ids += [self._special_ids[f"<{message['role']}>"], *self.encode(message["content"]), self.eos_id]
@@ -247,8 +243,12 @@ class NoTokenizer:
         return ValueError(f"target {self._name} has no tokenizer: it can serve as a draft model only, not read text")
 
 
-def _checked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """A copy of a well-formed conversation; raises ValueError naming the first bad message."""
+def _checked(messages: Sequence[Mapping[str, str]], system_prompt: str | None) -> list[dict[str, str]]:
+    """A copy of a well-formed conversation, with the system prompt in front where it brings none.
+
+    Raises:
+        ValueError: names the first bad message.
+    """
     if not messages:
         raise ValueError("messages=[]: a conversation needs at least one message")
     conversation = []
@@ -259,6 +259,8 @@ def _checked(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         if not isinstance(content, str):
             raise ValueError(f"messages[{index}].content is {type(content).__name__}: must be a string")
         conversation.append({"role": role, "content": content})
+    if system_prompt is not None and conversation[0]["role"] != "system":
+        conversation.insert(0, {"role": "system", "content": system_prompt})
     return conversation
 
 

@@ -17,6 +17,7 @@ from dispark.types import Prompt, Request, RequestRecord
 
 Message = dict[str, str]
 Item = TypeVar("Item", Prompt, Request)
+TURN_OVERHEAD = 64  # tokens that a chat template may put round a later turn
 
 
 class Renderer(Protocol):
@@ -24,6 +25,9 @@ class Renderer(Protocol):
 
     def render(self, messages: list[Message]) -> list[int]:
         """Token ids of the conversation so far, with the header of the answer at the end."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text."""
 
 
 @dataclass
@@ -39,10 +43,15 @@ def request_seed(seed: int, request_id: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def first_messages(prompt: Prompt, system_prompt: str | None) -> list[Message]:
-    """The messages of a prompt's first turn."""
-    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    return [*system, {"role": "user", "content": prompt.turns[0]}]
+def first_messages(prompt: Prompt) -> list[Message]:
+    """The messages of a prompt's first turn; a system prompt is the tokenizer's to add."""
+    return [{"role": "user", "content": prompt.turns[0]}]
+
+
+def context_need(prompt: Prompt, tokenizer: Renderer, max_new_tokens: int) -> int:
+    """Tokens of context that a conversation can need: all its turns and an answer of full length to each."""
+    later = sum(len(tokenizer.encode(turn)) + TURN_OVERHEAD for turn in prompt.turns[1:])
+    return len(tokenizer.render(first_messages(prompt))) + later + len(prompt.turns) * max_new_tokens
 
 
 def render_fingerprint(rendered: Iterable[tuple[Sequence[int], Sequence[str]]]) -> str:
@@ -75,7 +84,6 @@ def check_lengths(
     tokenizer: Renderer,
     max_context: int,
     on_overlong: str = "error",
-    system_prompt: str | None = None,
 ) -> tuple[list[Item], list[str]]:
     """Checks that every prompt leaves room for at least one new token.
 
@@ -84,7 +92,6 @@ def check_lengths(
         tokenizer: renders prompts.
         max_context: tokens that the target can hold, prompt and answer together.
         on_overlong: "error", or "skip" to leave such prompts out.
-        system_prompt: rendered before the first turn where given.
 
     Returns:
         The items kept, and the ids of those skipped.
@@ -100,7 +107,7 @@ def check_lengths(
     skipped: list[str] = []
     for item in items:
         if isinstance(item, Prompt):
-            name, token_ids = item.prompt_id, _render_first(item, tokenizer, system_prompt)
+            name, token_ids = item.prompt_id, _render_first(item, tokenizer)
         else:
             name, token_ids = item.request_id, list(item.prompt_ids)
             if not token_ids:
@@ -132,7 +139,6 @@ class ConversationSource:
         max_new_tokens: length cap of every answer, in tokens.
         seed: the run's seed, from which each request's own seed is derived.
         stop_strings: texts that end an answer.
-        system_prompt: put before the first turn; None puts nothing.
         order: prompt ids in the order to be served; None serves in the given order. Every prompt once.
         max_context: tokens that the target can hold; None leaves follow-up turns unchecked.
 
@@ -148,7 +154,6 @@ class ConversationSource:
         max_new_tokens: int,
         seed: int,
         stop_strings: Sequence[str] = (),
-        system_prompt: str | None = None,
         order: Sequence[str] | None = None,
         max_context: int | None = None,
     ) -> None:
@@ -164,11 +169,8 @@ class ConversationSource:
         self._max_new_tokens = max_new_tokens
         self._seed = seed
         self._stop_strings = tuple(stop_strings)
-        self._system_prompt = system_prompt
         self._max_context = max_context
-        self._first_ids = {
-            prompt_id: _render_first(prompt, tokenizer, system_prompt) for prompt_id, prompt in self._by_id.items()
-        }
+        self._first_ids = {prompt_id: _render_first(prompt, tokenizer) for prompt_id, prompt in self._by_id.items()}
         self._fresh = deque(self._by_id if order is None else order)
         self._follow_ups: deque[Request] = deque()
         self._running: dict[str, _Conversation] = {}
@@ -191,7 +193,7 @@ class ConversationSource:
         if not self._fresh:
             return None
         prompt = self._by_id[self._fresh.popleft()]
-        conversation = _Conversation(prompt, first_messages(prompt, self._system_prompt))
+        conversation = _Conversation(prompt, first_messages(prompt))
         self._running[prompt.prompt_id] = conversation
         return self._request(conversation, self._first_ids[prompt.prompt_id])
 
@@ -242,8 +244,8 @@ class ConversationSource:
         )
 
 
-def _render_first(prompt: Prompt, tokenizer: Renderer, system_prompt: str | None) -> list[int]:
-    token_ids = tokenizer.render(first_messages(prompt, system_prompt))
+def _render_first(prompt: Prompt, tokenizer: Renderer) -> list[int]:
+    token_ids = tokenizer.render(first_messages(prompt))
     if not token_ids:
         raise ValueError(f"prompt {prompt.prompt_id}: renders to no tokens: must render to at least one")
     return token_ids

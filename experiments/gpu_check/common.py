@@ -143,12 +143,12 @@ class ListSource:
 
 
 def build(node: Any) -> Any:
-    """Builds a plain config node by its `_target_`, inner nodes first."""
+    """Builds a plain config node by its `_target_`, inner nodes first; keys from `defaults` keep the class's values."""
     if isinstance(node, list):
         return [build(item) for item in node]
     if not isinstance(node, Mapping):
         return node
-    values = {key: build(value) for key, value in node.items() if key != "_target_"}
+    values = {key: build(value) for key, value in node.items() if key not in ("_target_", "defaults")}
     if "_target_" not in node:
         return values
     module, _, name = str(node["_target_"]).rpartition(".")
@@ -198,18 +198,15 @@ def find_subject(name: str) -> Subject:
     return Subject(spec, "pretrained")
 
 
-def make_requests(
-    tokenizer: Tokenizer, num: int, max_new_tokens: int, max_prompt: int = 256, system_prompt: str | None = None
-) -> list[Request]:
+def make_requests(tokenizer: Tokenizer, num: int, max_new_tokens: int, max_prompt: int = 256) -> list[Request]:
     """Requests over the shipped prompts of at most `max_prompt` tokens, the suites in turn; they repeat if they must.
 
     Raises:
         ValueError: no shipped prompt is short enough.
     """
-    head = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     by_suite = [PackagedSuite(suite, [suite], "1").prompts() for suite in SHIPPED]
     texts = [prompt.turns[0] for group in zip_longest(*by_suite) for prompt in group if prompt is not None]
-    rendered = (tokenizer.render([*head, {"role": "user", "content": text}]) for text in texts)
+    rendered = (tokenizer.render([{"role": "user", "content": text}]) for text in texts)
     fitting = [ids for ids in rendered if len(ids) <= max_prompt]
     if not fitting:
         raise ValueError(f"max_prompt={max_prompt}: no shipped prompt is that short")

@@ -41,9 +41,7 @@ def run_correctness(subject: Subject, device: torch.device, sizes: Sizes) -> dic
     torch.set_float32_matmul_precision("highest")
     try:
         loaded = subject.load(CPU)
-        requests = make_requests(
-            loaded.tokenizer, sizes.num_requests, sizes.new_tokens, system_prompt=subject.spec.system_prompt
-        )
+        requests = make_requests(loaded.tokenizer, sizes.num_requests, sizes.new_tokens)
         cpu = wrap(loaded)
         target_loaded = subject.load(device)
         target = wrap(target_loaded)

@@ -53,12 +53,7 @@ LARGE_NOTE = "RANDOM WEIGHTS in the shape of Qwen3-4B: times mean something, tex
 def run_speed(subject: Subject, device: torch.device, sizes: Sizes, budget: Budget) -> dict[str, Any]:
     """Every measurement of this file on the default target, in bfloat16."""
     loaded = subject.load(device, "bfloat16")
-    requests = make_requests(
-        loaded.tokenizer,
-        max(sizes.batch_rows),
-        sizes.speed_tokens,
-        system_prompt=subject.spec.system_prompt,
-    )
+    requests = make_requests(loaded.tokenizer, max(sizes.batch_rows), sizes.speed_tokens)
     target, endless = wrap(loaded), wrap(replace(loaded, stop_ids=()))
     return measure(target, endless, requests, sizes, budget)
 

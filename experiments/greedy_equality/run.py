@@ -25,7 +25,7 @@ from dispark.measure.losslessness import greedy_verdicts
 from dispark.schedulers.fixed import FixedScheduler
 from dispark.targets.model import wrap
 from dispark.targets.spec import load
-from dispark.tasks.conversation import ConversationSource, render_fingerprint
+from dispark.tasks.conversation import ConversationSource, context_need, render_fingerprint
 from dispark.types import Sampling
 from dispark.verifiers.rejection import RejectionVerifier
 
@@ -52,14 +52,7 @@ def main() -> int:
         prompts = build(cfg.task).prompts()[: options.limit]
         drafters = {name: build(compose("bench", overrides=[*words, f"drafter={name}"]).drafter) for name in names}
     target = wrap(loaded)
-    render = loaded.tokenizer.render
-    context = max(
-        len(render([{"role": "user", "content": prompt.turns[0]}]))
-        + sum(len(loaded.tokenizer.encode(turn)) + 64 for turn in prompt.turns[1:])
-        + len(prompt.turns) * options.tokens
-        for prompt in prompts
-    )
-    context = min(context, loaded.max_context)
+    context = min(loaded.max_context, max(context_need(prompt, loaded.tokenizer, options.tokens) for prompt in prompts))
     records, rows = {}, []
     for name, drafter in drafters.items():
         source = ConversationSource(prompts, loaded.tokenizer, options.tokens, 0, max_context=context)

@@ -132,3 +132,38 @@ def test_one_token_may_hold_a_whole_string_and_more() -> None:
 def test_an_empty_string_is_refused() -> None:
     with pytest.raises(ValueError, match="stop_strings"):
         StopStrings(("a", ""), letters)
+
+
+def test_a_string_with_the_replacement_character_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"stop_strings='x\ufffd': U\+FFFD"):
+        StopStrings(("x\N{REPLACEMENT CHARACTER}",), letters)
+
+
+@given(st.text("abE", max_size=60), st.integers(0, 8))
+def test_a_long_text_is_searched_like_a_short_one(text: str, num_new: int) -> None:
+    """Only the tail is decoded, and tokens that spell nothing (9) lie anywhere."""
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return "".join("abE"[token] for token in ids if token < 3)
+
+    ids = [token for letter in text for token in ([9] * 7 if letter == "E" else []) + ["abE".index(letter)]]
+    cut_at = max(0, len(ids) - num_new)
+    strings = StopStrings(("EaE", "bbE"), decode)
+    before, new = ids[:cut_at], ids[cut_at:]
+    if strings.cut_text(decode(before)) is not None:
+        return  # it would have ended before
+    wanted = next((n for n in range(1, len(new) + 1) if strings.cut_text(decode(ids[: cut_at + n])) is not None), None)
+    assert strings.find(before, new) == wanted
+
+
+def test_a_round_decodes_a_bounded_tail() -> None:
+    seen: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        seen.append(len(ids))
+        return "x" * len(ids)
+
+    assert StopStrings(("end",), decode).find([0] * 5000, [0] * 4) is None
+    assert max(seen) < 50

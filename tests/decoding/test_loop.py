@@ -69,9 +69,8 @@ def test_autoregressive_decoding_is_the_stock_model_s(name: str, sampling: Sampl
 
 def test_to_host_splits_a_verdict() -> None:
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 3]])
-    emitted, num_accepted = to_host(Verdict(tokens, torch.tensor([3, 0, 1])))
-    assert emitted == [[1, 2, 3, 4], [5], [9, 1]]
-    assert num_accepted == [3, 0, 1]
+    results = to_host(Verdict(tokens, torch.tensor([3, 0, 1])))
+    assert results == [([1, 2, 3, 4], 3), ([5], 0), ([9, 1], 1)]
 
 
 class Spy:

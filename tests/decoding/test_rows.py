@@ -71,10 +71,12 @@ def test_close_cuts_the_text_before_the_stop_string() -> None:
 def test_the_trace_writes_one_line_a_round_and_a_step() -> None:
     trace = Trace()
     row = activate(make_request([1, 2], 5))
-    trace.log_step("prefill", 1, 2, {"wall_s": 0.5})
+    trace.log_step("prefill", [row], 2, {"wall_s": 0.5})
     cut = Cut([7, 8], 2, "length", True)
-    trace.log_round(row, cut, num_rows=1, drafted=4, verified=3, accepted=3)
-    trace.log_step("round", 1, 4, {"wall_s": 0.25})
+    trace.log_rounds([row], [cut], [4], [3], [3])
+    trace.log_step("round", [row], 4, {"wall_s": 0.25})
+    trace.log_step("round", [row, activate(make_request([1]))], 4, {"wall_s": 0.5})
+    assert (row.record.prefill_s, row.record.decode_s) == (0.5, 0.5)  # alone, then half of a shared step
     assert trace.rounds == [
         {
             "request_id": "p5#0",
@@ -97,6 +99,7 @@ def test_the_trace_writes_one_line_a_round_and_a_step() -> None:
     assert [(s["step"], s["kind"], s["num_tokens"], s["wall_s"]) for s in trace.steps] == [
         (0, "prefill", 2, 0.5),
         (1, "round", 4, 0.25),
+        (2, "round", 4, 0.5),
     ]
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.toolbox import open_tiny
+from conformance.toolbox import load_tiny, open_tiny
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dispark.decoding.operators import can_pack
 from dispark.decoding.target import EMBEDDING, FINAL, TargetModel
+from dispark.targets.model import wrap
 
 NAMES = ("tiny", "tiny_qwen3", "tiny_gemma3")
 NUM_ROWS, NUM_SLOTS = 4, 72
@@ -258,6 +260,35 @@ def test_stock_gives_the_model_back_and_takes_it_again() -> None:
     assert num_hooks(target) == 2
     target.open(2, 32, (0, 1))
     assert all(torch.equal(a, b) for a, b in zip(packed_call(target), before, strict=True))
+
+
+def test_stock_may_be_nested_and_a_model_wrapped_twice() -> None:
+    loaded = load_tiny("tiny")
+    first, second = wrap(loaded), wrap(loaded)
+    with first.stock() as outer:
+        with second.stock() as inner:
+            assert inner is outer
+            assert inner.config._attn_implementation == "sdpa"
+        assert outer.config._attn_implementation == "sdpa"
+    for target in (first, second):
+        target.open(2, 32, (0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(packed_call(first), packed_call(second), strict=True))
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1, dtype=torch.bfloat16)), reason="needs bfloat16 instructions")
+def test_a_model_has_one_linear_backend() -> None:
+    loaded = load_tiny("tiny", "target.dtype=bfloat16")
+    wrap(loaded, linear_backend="onednn")
+    with pytest.raises(ValueError, match=r"target.linear_backend=stock: this model already runs with onednn"):
+        wrap(loaded, linear_backend="stock")
+
+
+def test_room_is_what_slots_and_context_leave() -> None:
+    target = open_tiny("tiny", "target.max_context=20")
+    for num_slots, room in ((12, 9), (64, 17)):
+        target.open(1, num_slots)
+        target.prefill([0], [[1, 2, 3]])
+        assert (target.length(0), target.room(0)) == (3, room)
 
 
 def test_stock_takes_the_model_again_after_an_error() -> None:

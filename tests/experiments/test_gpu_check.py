@@ -47,21 +47,6 @@ SCRIPT = REPO / "experiments" / "gpu_check" / "run.py"
 WAIT = "called a synchronizing CUDA operation (message of the debug mode)"
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return Subject(read_spec("tiny"), "random")
-
-
-@pytest.fixture(scope="module")
-def target(tiny):
-    return tiny.open(CPU)
-
-
-@pytest.fixture(scope="module")
-def requests():
-    return make_requests(ByteTokenizer(), 3, 8)
-
-
 # -- the script ---------------------------------------------------------------------------------------------------
 
 

@@ -14,30 +14,14 @@ import pytest
 import torch
 
 from dispark.measure import nvml as nvml_module
-from dispark.targets.tokenizer import ByteTokenizer
 from dispark.types import EnergyReading
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
 
 from gpu_check import calls, energy, speed
-from gpu_check.common import QUICK, Budget, Subject, decode, make_requests, read_spec
+from gpu_check.common import QUICK, Budget, decode
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return Subject(read_spec("tiny"), "random")
-
-
-@pytest.fixture(scope="module")
-def target(tiny):
-    return tiny.open(CPU)
-
-
-@pytest.fixture(scope="module")
-def requests():
-    return make_requests(ByteTokenizer(), 3, 8)
 
 
 # -- speed --------------------------------------------------------------------------------------------------------

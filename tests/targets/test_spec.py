@@ -27,8 +27,10 @@ MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def node(name: str, **changes: Any) -> DictConfig:
-    config = OmegaConf.merge(OmegaConf.load(CONF / f"{name}.yaml"), changes)
+    shared = OmegaConf.load(CONF.parent / "target_base" / "default.yaml")
+    config = OmegaConf.merge(shared, OmegaConf.load(CONF / f"{name}.yaml"), changes)
     assert isinstance(config, DictConfig)
+    del config["defaults"]
     return config
 
 
@@ -195,6 +197,7 @@ def test_specs_that_do_not_fit_the_model(changes: dict[str, Any], words: str) ->
         ({"extra_stop_ids": [-1]}, r"target.extra_stop_ids\[0\]=-1"),
         ({"extra_stop_ids": [1, "x"]}, r"target.extra_stop_ids\[1\]=x"),
         ({"extra_stop_tokens": [1]}, r"target.extra_stop_tokens\[0\]=1"),
+        ({"stop_strings": ["a", ""]}, r"target.stop_strings\[1\]=: must be a string that is not empty"),
     ],
 )
 def test_bad_settings_are_one_line(changes: dict[str, Any], words: str) -> None:

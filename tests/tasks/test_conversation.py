@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from dispark.interfaces import RequestSource
+from dispark.targets.tokenizer import ByteTokenizer
 from dispark.tasks.conversation import (
+    TURN_OVERHEAD,
     ConversationSource,
     check_lengths,
+    context_need,
     first_messages,
     render_fingerprint,
     request_seed,
@@ -31,8 +34,11 @@ class Letters:
         self.calls += 1
         return [ord(char) for char in self.text(messages)]
 
+    def encode(self, text: str) -> list[int]:
+        return [ord(char) for char in text]
 
-class Nothing:
+
+class Nothing(Letters):
     def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         return []
 
@@ -80,10 +86,16 @@ def test_first_turns_come_in_order_and_then_nothing() -> None:
     )
 
 
-def test_system_prompt_stands_first() -> None:
-    assert text(source(system_prompt="S").next()) == "s:S|u:one|>"
-    assert first_messages(PROMPTS[0], None) == [{"role": "user", "content": "one"}]
-    assert first_messages(PROMPTS[0], "")[0] == {"role": "system", "content": ""}
+def test_first_messages_are_the_users() -> None:
+    assert first_messages(PROMPTS[1]) == [{"role": "user", "content": "two"}]
+
+
+def test_context_need_covers_the_whole_conversation() -> None:
+    assert context_need(PROMPTS[0], Letters(), 10) == len("u:one|>") + 10
+    need = context_need(PROMPTS[1], Letters(), 10)
+    # answers of full length, a token a character, and the labels round every message
+    whole = "u:two|a:0123456789|u:three|a:0123456789|u:four|>0123456789"
+    assert len(whole) <= need <= len(whole) + 2 * TURN_OVERHEAD
 
 
 def test_order_changes_serving_only() -> None:
@@ -213,8 +225,6 @@ def test_check_lengths_at_the_boundary() -> None:
         check_lengths(prompts, Letters(), length)
     assert "\n" not in str(caught.value)
     assert check_lengths(prompts, Letters(), length, on_overlong="skip") == ([prompts[1]], ["t/0"])
-    with pytest.raises(ValueError, match="prompt t/0"):
-        check_lengths(prompts, Letters(), length + 1, system_prompt="S")
 
 
 def test_check_lengths_takes_requests_too() -> None:
@@ -257,5 +267,6 @@ def test_fingerprint_is_stable_and_sees_every_part() -> None:
 
 def test_fingerprint_of_a_source_covers_later_turns_and_the_system_prompt() -> None:
     changed = [PROMPTS[0], Prompt("t/1", "t", "c", ("two", "three", "FOUR")), PROMPTS[2]]
-    prints = {render_fingerprint(feed.rendered) for feed in (source(), source(changed), source(system_prompt="S"))}
-    assert len(prints) == 3
+    other = ConversationSource(PROMPTS, ByteTokenizer("S"), 8, 3), ConversationSource(PROMPTS, ByteTokenizer(), 8, 3)
+    prints = {render_fingerprint(feed.rendered) for feed in (source(), source(changed), *other)}
+    assert len(prints) == 4
