@@ -38,10 +38,10 @@ class Segment:
     num_slots: int
     first_token: int
     num_tokens: int
-    position_AT: Tensor  # int64 positions of the padded queries
+    last_AT: Tensor  # int64 last slot that each padded query may see
     gather: Tensor | None  # int64 [A * T] into the segment's tokens; None where nothing is padded
     scatter: Tensor | None  # int64 [num_tokens] back; None where nothing is padded
-    needs_causal_mask: bool
+    needs_mask: bool
 
 
 @dataclass
@@ -77,14 +77,14 @@ class Plan:
 
 def _additive_mask(segment: Segment, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
     is_windowed = window is not None and segment.num_slots > window
-    if not segment.needs_causal_mask and not is_windowed:
+    if not segment.needs_mask and not is_windowed:
         return None
-    position_AT1 = segment.position_AT.unsqueeze(-1)
-    slot_S = torch.arange(segment.num_slots, device=position_AT1.device)
-    is_hidden_ATS = slot_S > position_AT1
+    last_AT1 = segment.last_AT.unsqueeze(-1)
+    slot_S = torch.arange(segment.num_slots, device=last_AT1.device)
+    is_hidden_ATS = slot_S > last_AT1
     if window is not None and is_windowed:
-        is_hidden_ATS |= slot_S <= position_AT1 - window
-    mask_ATS = torch.zeros(is_hidden_ATS.shape, dtype=dtype, device=position_AT1.device)
+        is_hidden_ATS |= slot_S <= last_AT1 - window
+    mask_ATS = torch.zeros(is_hidden_ATS.shape, dtype=dtype, device=last_AT1.device)
     mask_ATS.masked_fill_(is_hidden_ATS, float("-inf"))
     a, t, s = mask_ATS.shape
     return mask_ATS.unsqueeze(1).expand(a, groups, t, s).reshape(a, 1, groups * t, s)
@@ -99,6 +99,7 @@ def make_plan(
     max_waste: float,
     token_bucket: int | None = None,
     slot_bucket: int | None = None,
+    is_causal: bool = True,
 ) -> Plan:
     """Plans a call that appends `lengths[i]` >= 1 tokens to each of `rows`.
 
@@ -110,6 +111,7 @@ def make_plan(
         max_waste: padded query tokens times slots that are accepted to save a segment.
         token_bucket: pads the token count to a multiple (padding writes to the spare row), or None.
         slot_bucket: rounds each segment's slots up to a multiple, or None.
+        is_causal: a token sees its row up to itself; else up to the row's last new token (a block of drafts).
 
     Raises:
         ValueError: a row would outgrow its slots.
@@ -130,7 +132,7 @@ def make_plan(
 
     bounds = _split(places, counts, starts, max_waste)
     blocks = [
-        _block(places, counts, starts, offsets, low, high, cache.num_slots, slot_bucket)
+        _block(places, counts, starts, offsets, low, high, cache.num_slots, slot_bucket, is_causal)
         for low, high in pairwise(bounds)
     ]
     # One copy to the device carries every index of the call.
@@ -172,7 +174,7 @@ class _Block:
     first_token: int
     num_tokens: int
     is_padded: bool
-    needs_causal_mask: bool
+    needs_mask: bool
     arrays: list[np.ndarray]
 
     def segment(self, parts: Sequence[Tensor]) -> Segment:
@@ -184,10 +186,10 @@ class _Block:
             num_slots=self.num_slots,
             first_token=self.first_token,
             num_tokens=self.num_tokens,
-            position_AT=parts[0].view(rows, queries),
+            last_AT=parts[0].view(rows, queries),
             gather=parts[1] if self.is_padded else None,
             scatter=parts[2] if self.is_padded else None,
-            needs_causal_mask=self.needs_causal_mask,
+            needs_mask=self.needs_mask,
         )
 
 
@@ -200,6 +202,7 @@ def _block(
     high: int,
     max_slots: int,
     slot_bucket: int | None,
+    is_causal: bool,
 ) -> _Block:
     count_A, start_A = counts[low:high], starts[low:high]
     queries = int(count_A.max())
@@ -209,9 +212,9 @@ def _block(
         slots = min(-(-slots // slot_bucket) * slot_bucket, max_slots)
     # A padded query repeats its row's last one, so that it sees something and its result is finite.
     step_AT = np.minimum(np.arange(queries)[None, :], count_A[:, None] - 1)
-    position_AT = start_A[:, None] + step_AT
+    last_AT = start_A[:, None] + step_AT if is_causal else np.repeat(ends[:, None] - 1, queries, axis=1)
     is_padded = bool((count_A != queries).any())
-    arrays = [position_AT]
+    arrays = [last_AT]
     if is_padded:
         local_A = offsets[low:high] - offsets[low]
         arrays.append(local_A[:, None] + step_AT)
@@ -225,7 +228,7 @@ def _block(
         first_token=int(offsets[low]),
         num_tokens=int(count_A.sum()),
         is_padded=is_padded,
-        needs_causal_mask=queries > 1 or bool((ends != slots).any()),
+        needs_mask=(is_causal and queries > 1) or bool((ends != slots).any()),
         arrays=arrays,
     )
 

@@ -57,8 +57,8 @@ class DecodingLoop:
     def run(self, source: RequestSource) -> Trace:
         """Decodes until the source is empty and every row has finished. Raises ValueError for a request that can't be
         decoded: no tokens, no room for one more, or a cap below 1."""
-        self.target.open(self.batch_size, self.num_slots, self.drafter.feature_layers)
         self.drafter.bind(self.target, self.batch_size, self.num_slots)
+        self.target.open(self.batch_size, self.num_slots, self.drafter.feature_layers)
         self._active: list[ActiveRow] = []
         self._trace = Trace()
         while self._admit(source) or self._active:

@@ -73,7 +73,7 @@ class TargetModel:
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
         self.linear_backend = choose_linear_backend(linear_backend, weight)
-        self._buckets = {"token_bucket": token_bucket, "slot_bucket": slot_bucket}
+        self._buckets: dict[str, Any] = {"token_bucket": token_bucket, "slot_bucket": slot_bucket}
         self._max_waste = _CPU_MAX_WASTE if self.device.type == "cpu" else float("inf")
         self._prefill_chunk = prefill_chunk
         self._packs = LinearPacks(model) if self.linear_backend == "onednn" else None

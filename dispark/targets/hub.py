@@ -53,6 +53,21 @@ def snapshot(
     return sorted(path for path in folder.iterdir() if any(path.match(pattern) for pattern in patterns))
 
 
+def download(repo_id: str, revision: str, patterns: Sequence[str]) -> Path:
+    """The folder of a repository's top-level files that match, in the hub's own cache.
+
+    Raises:
+        ValueError: see `snapshot`; or a file arrived with a wrong sha256.
+    """
+    folder = _call(repo_id, revision, patterns, False)
+    broken = [path for path in folder.iterdir() if not _is_intact(path)]
+    if broken:
+        folder = _call(repo_id, revision, patterns, True)
+        if not all(_is_intact(folder / path.name) for path in broken):
+            raise ValueError(f"repo_id={repo_id}: {broken[0].name} arrived with a wrong sha256")
+    return folder
+
+
 def _is_intact(path: Path) -> bool:
     """Compares a file with the sha256 that the hub's cache named it by; true where the cache keeps no such name."""
     name = path.resolve().name

@@ -60,6 +60,9 @@ def test_there_is_something_to_test() -> None:
     assert sum(len(set(ids)) for ids in expected_for("tiny").values()) > 10 * len(requests_for("tiny"))
 
 
+NEED_CONFIDENCE = ("threshold",)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("target", SPREADS)
 def test_greedy_text_is_the_autoregressive_one(target: str, name: str) -> None:
@@ -79,8 +82,10 @@ def test_greedy_text_is_the_autoregressive_one(target: str, name: str) -> None:
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.parametrize("name", ["ngram", "draft_model"])
+@pytest.mark.parametrize("name", ["ngram", "draft_model", "dispark"])
 def test_every_lossless_scheduler_and_verifier(scheduler: str, verifier: str, name: str) -> None:
+    if scheduler in NEED_CONFIDENCE and name != "dispark":
+        pytest.skip(f"{scheduler} needs a confidence, which {name} does not give")
     cfg = compose_bench("target=tiny", f"scheduler={scheduler}", f"verifier={verifier}")
     schedules: Scheduler = build(cfg.scheduler)
     verifies: Verifier = build(cfg.verifier)
