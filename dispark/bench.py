@@ -72,6 +72,7 @@ def headline(run: LoadedRun) -> dict[str, Any]:
     row["energy_reason"] = summary["reasons"].get("joules_per_token")
     row["losslessness"] = run.of("losslessness").get("verdict")
     row["degenerate_share"] = run.of("degeneracy").get("degenerate_share")
+    row["has_random_weights"] = run.has_random_weights
     if run.run.get("what_if"):
         row["what_if"] = run.run["what_if"]
     return row
@@ -249,6 +250,7 @@ class Bench:
             "task": self.suite.name,
             "task_version": self.suite.version,
             "drafter": self.drafter_name,
+            "drafter_weights": getattr(self.drafter, "description", None),
             "scheduler": choices().get("scheduler", type(self.scheduler).__name__),
             "verifier": choices().get("verifier", type(self.verifier).__name__),
             "sampling": asdict(self.sampling),

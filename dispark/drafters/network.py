@@ -244,7 +244,7 @@ def check_target(config: BlockConfig, target: TargetModel, name: str) -> None:
     check_features(config.feature_layers, target, name)
     if not 0 <= config.mask_token_id < target.vocab_size:
         raise ValueError(
-            f"{head}: mask_token_id={config.mask_token_id}, but {target.name} has {target.vocab_size} tokens"
+            f"{head}: mask_token_id={config.mask_token_id}, but target {target.name} has {target.vocab_size} tokens"
         )
 
 
@@ -279,27 +279,33 @@ def load_network(checkpoint: Checkpoint, config: BlockConfig, target: TargetMode
     tensors = dict(checkpoint.tensors)
     ends = {key: tensors.pop(key, None) for key in OWN_TENSORS}
     vocabulary = pop_vocabulary(tensors, target, checkpoint.name)
-    _check_ends(ends, config, checkpoint)
+    _check_ends(ends, config, checkpoint, target)
     network = BlockNetwork(config, target.vocab_size, vocabulary)
     fill(network, tensors, checkpoint.name, checkpoint.layout)
     place(network, target)
     return network, TokenEnds(target, ends["embed_tokens.weight"], ends["lm_head.weight"], vocabulary)
 
 
-def _check_ends(ends: Mapping[str, Tensor | None], config: BlockConfig, checkpoint: Checkpoint) -> None:
+def _check_ends(
+    ends: Mapping[str, Tensor | None], config: BlockConfig, checkpoint: Checkpoint, target: TargetModel
+) -> None:
     """DeepSpec stores both ends; reduced vocabularies and z-lab's files leave them to the target."""
-    if checkpoint.layout == "deepspec_block" and config.draft_vocab_size is None:
+    may_lack = config.draft_vocab_size is not None or checkpoint.config.get("has_target_ends") is False
+    if checkpoint.layout == "deepspec_block" and not may_lack:
         missing = [key for key, tensor in ends.items() if tensor is None]
         if missing:
             raise ValueError(
                 f"drafter.checkpoint={checkpoint.name}: tensors don't fit the {checkpoint.layout} layout: "
                 f"{len(missing)} missing: {', '.join(missing)}"
             )
+    sizes = {target.vocab_size} if config.draft_vocab_size is None else {target.vocab_size, config.draft_vocab_size}
     for key, tensor in ends.items():
-        if tensor is not None and (tensor.dim() != 2 or tensor.shape[1] != config.layers.hidden_size):
+        allowed = sizes if key == "lm_head.weight" else {target.vocab_size}
+        shapes = [[size, config.layers.hidden_size] for size in sorted(allowed)]
+        if tensor is not None and list(tensor.shape) not in shapes:
             raise ValueError(
                 f"drafter.checkpoint={checkpoint.name}: {key} has shape {list(tensor.shape)}; allowed: "
-                f"[vocabulary, {config.layers.hidden_size}]"
+                f"{' or '.join(map(str, shapes))}"
             )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -33,6 +34,7 @@ from dispark.drafters.network import (
     place,
     read_deepspec,
 )
+from dispark.drafters.saving import save_block
 from dispark.drafters.sequential_heads import HEADS
 from dispark.drafters.sequential_stage import DraftedBlock, draft_block
 from dispark.drafters.vocabulary import DraftVocabulary
@@ -221,6 +223,11 @@ class SemiAutoregressiveDrafter:
     def config(self) -> BlockConfig:
         assert self._config is not None, "bind() comes first"
         return self._config
+
+    def save(self, folder: str | Path, has_ends: bool = True) -> None:
+        """Writes the network of a bound drafter; see saving.py."""
+        assert self._target is not None, "bind() comes first"
+        save_block(Path(folder), self.network, self._target, has_ends)
 
     # -- rounds -------------------------------------------------------------------------------------------------
 

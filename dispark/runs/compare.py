@@ -136,6 +136,7 @@ def _row(run: LoadedRun, seed: int, arm: str | None = None) -> dict[str, Any]:
     row |= {key: run.label(key) for key in ("target", "task", "drafter", "scheduler", "verifier", "sampling")}
     if arm is not None and arm != run.arm:
         row["drafter"] = arm
+    row["has_random_weights"] = run.has_random_weights and row["drafter"] == run.label("drafter")
     row |= {"dtype": provenance.get("dtype"), "device": provenance.get("device")}
     row |= {"batch_size": config.get("batch_size"), "max_new_tokens": config.get("max_new_tokens")}
     row |= {key: summary[key] for key in _COPIED}
@@ -213,6 +214,7 @@ def _macro_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         mean: dict[str, Any] = dict.fromkeys(rows[0]) | dict(zip(_SETTINGS, setting, strict=True))
         mean |= {"run": "macro", "is_macro": True, "task": f"macro of {len(tasks)} tasks"}
+        mean["has_random_weights"] = any(row["has_random_weights"] for task in tasks.values() for row in task)
         for key in ("speedup", "decode_speedup", "speedup_vs_generate", *_RATIOS):
             if key in mean:
                 mean[key] = geometric_mean([geometric_mean([row[key] for row in task]) for task in tasks.values()])

@@ -96,6 +96,11 @@ class LoadedRun:
         return (self.run.get(part) or {}).get(arm or self.arm) or {}
 
     @property
+    def has_random_weights(self) -> bool:
+        """Whether the drafter was made with random weights, for speed only."""
+        return bool((self.run.get("drafter_weights") or {}).get("is_random"))
+
+    @property
     def weights_hash(self) -> str | None:
         """Hash of the target's weights, wherever run.json keeps it."""
         provenance = self.run.get("provenance") or {}

@@ -57,6 +57,14 @@ def _shown(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     for key in ("target", "dtype", "task", "drafter", "scheduler", "verifier", "sampling", "batch_size"):
         if key in ("task", "drafter") or not _is_shared(frame, key):
             columns["rows" if key == "batch_size" else key] = [format_cell(row.get(key)) for row in rows]
+    if any(row.get("has_random_weights") for row in rows):
+        columns["drafter"] = [
+            f"{cell} (random)" if row.get("has_random_weights") else cell
+            for row, cell in zip(rows, columns["drafter"], strict=True)
+        ]
+        notes.append(
+            "(random): RANDOM WEIGHTS, for speed only: acceptance, MATL and speed-up say nothing of the method"
+        )
     columns["MATL"] = [_with_interval(row, "matl") for row in rows]
     columns["tok/s"] = [row["throughput_tokens_per_s"] for row in rows]
     columns["speed-up"] = [_ratio(row, "speedup") for row in rows]
