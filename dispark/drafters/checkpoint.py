@@ -28,7 +28,8 @@ from dispark.targets.quiet import first_line
 
 RANDOM = "random"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+@[\w./-]+")
-_PATTERNS = ("*.safetensors", "config.json", "*.bin", "*.pt", "model.safetensors.index.json")
+_PLAIN = ("*.safetensors", "*.json")
+_PICKLED = ("*.bin", "*.pt")  # fetched only where there is nothing better; read by torch's weights-only reader
 _LISTED = 8  # names in a message
 
 LAYOUTS = {
@@ -37,6 +38,7 @@ LAYOUTS = {
     "zlab_dflash": "DFlash as its authors save it",
     "eagle3": "EAGLE-3 as its authors and SpecForge save it",
     "speculators_eagle3": "EAGLE-3 as the speculators library saves it",
+    "eagle": "EAGLE, the first form, as its authors save it",
     "medusa": "Medusa heads, with or without the prefix medusa_head.",
     "dispark": "heads and layers as this project saves them where no published layout exists",
 }
@@ -89,7 +91,9 @@ def find_folder(where: str) -> Path:
         from dispark.targets.hub import download
 
         repo_id, _, revision = where.partition("@")
-        return download(repo_id, revision, _PATTERNS)
+        folder = download(repo_id, revision, _PLAIN)
+        has_plain = any(folder.glob("*.safetensors"))
+        return folder if has_plain else download(repo_id, revision, (*_PLAIN, *_PICKLED))
     raise ValueError(
         f"drafter.checkpoint={where}: must be a folder with config.json and weights, a pinned repository "
         f"(owner/name@revision), or {RANDOM}"
@@ -179,8 +183,10 @@ def detect_layout(config: Mapping[str, Any], names: Iterable[str], where: str) -
         return "eagle3"
     if "ttt_length" in config and "layers.0.hidden_norm.weight" in known:
         return "deepspec_eagle3"
-    if "markov_rank" in config and {"fc.weight", "hidden_norm.weight"} <= known:
+    if "markov_rank" in config:
         return "deepspec_block"
+    if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= known and "layers.0.input_layernorm.weight" not in known:
+        return "eagle"
     if any(re.fullmatch(r"(medusa_head\.)?\d+\.\d+\.linear\.weight", name) for name in known):
         return "medusa"
     shown = ", ".join(sorted(known)[:4]) or "none"

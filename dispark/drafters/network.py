@@ -202,6 +202,10 @@ class TokenEnds:
         embedded: Tensor = self._embedding(tokens)
         return embedded
 
+    def weights(self) -> dict[str, Tensor]:
+        """Both matrices under the names that checkpoints give them."""
+        return {"embed_tokens.weight": self._embedding.weight, "lm_head.weight": self._head.weight}
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V or V_draft], capped as the target caps its own."""
         logits: Tensor = self._head(hidden)

@@ -41,7 +41,7 @@ class RandomWeights:
 
     def __post_init__(self) -> None:
         stock = config_class(self.architecture)
-        unknown = sorted(key for key in self.config if not hasattr(stock(), key))
+        unknown = sorted(set(self.config) - set(stock().to_dict()))
         if unknown:
             raise ValueError(f"config.{unknown[0]}: is not a key of {stock.__name__}")
         if self.tokenizer not in ("bytes", None):

@@ -30,7 +30,7 @@ ROWS = 8
 WARM = Sampling(0.8, 50, 0.95)
 MAX_RELATIVE_ERROR = 1e-4
 CDF_TOLERANCE = 1e-4
-ARCHITECTURES = ("tiny", "tiny_qwen3", "tiny_gemma3")
+ARCHITECTURES = ("tiny", "tiny_qwen3", "tiny_gemma3", "tiny_gemma4")
 PROMPT_LENGTHS = (1, 5, 17, 40)
 VERIFY_LENGTHS = (3, 1, 8, 2)
 

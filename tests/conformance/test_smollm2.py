@@ -1,4 +1,4 @@
-"""The real default target in float32: prompt lookup and the target as its own draft model against plain decoding.
+"""The real default target in float32: every drafter, with random weights where it has any, against plain decoding.
 
 Skips itself where `dispark fetch` has not put the model into the cache.
 """
@@ -8,7 +8,15 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from conformance.toolbox import ListSource, compose_bench, decode_all, make_drafter, make_request, outputs_of
+from conformance.toolbox import (
+    DRAFTERS,
+    ListSource,
+    compose_bench,
+    decode_all,
+    make_drafter,
+    make_request,
+    outputs_of,
+)
 
 from baselines.hf_generate import HfGenerate
 from dispark.config import build
@@ -63,10 +71,14 @@ def test_plain_decoding_is_what_generate_writes() -> None:
     assert {record.request.request_id: record.output_ids for record in found} == expected()
 
 
-@pytest.mark.parametrize(("name", "batch_size"), [("ngram", 1), ("draft_target", 3)])
+@pytest.mark.parametrize(
+    ("name", "batch_size"), [("ngram", 1), ("dispark", 1), *((n, 3) for n in DRAFTERS if n != "none")]
+)
 def test_drafting_does_not_change_the_text(name: str, batch_size: int) -> None:
-    trace = decode_all(target(), make_drafter(name), requests(), batch_size=batch_size, num_slots=128)
+    drafter = build(compose_bench("target=smollm2_135m", f"drafter={name}").drafter)
+    trace = decode_all(target(), drafter, requests(), batch_size=batch_size, num_slots=128)
     assert outputs_of(trace) == expected()
-    assert sum(r["num_accepted"] for r in trace.rounds) > 0
+    if name in ("ngram", "draft_target"):
+        assert sum(r["num_accepted"] for r in trace.rounds) > 0
     if name == "draft_target":
         assert all(r["num_emitted"] == 5 for r in trace.rounds if r["end"] is None)

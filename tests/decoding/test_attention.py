@@ -48,7 +48,7 @@ def make_layout(starts: list[int], order: list[int], lengths: list[int], kv_head
 
 
 def slow_attention(
-    layout: Layout, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    layout: Layout, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, is_causal: bool
 ) -> Tensor:
     """[N, H, E] in float64, token by token and head by head."""
     groups = query.shape[1] // key.shape[1]
@@ -59,7 +59,7 @@ def slow_attention(
         values = torch.cat([layout.kept[row][1], value[0, :, first : first + num]], dim=1).double()
         start = layout.kept[row].shape[2]
         for step in range(num):
-            end = start + step + 1
+            end = start + (step + 1 if is_causal else num)
             begin = 0 if window is None else max(0, end - window)
             for head in range(query.shape[1]):
                 scores = keys[head // groups, begin:end] @ query[0, head, first + step].double() * scaling
@@ -85,9 +85,10 @@ layouts = st.integers(1, 4).flatmap(
     token_bucket=st.sampled_from([None, 1, 8]),
     slot_bucket=st.sampled_from([None, 5, 16]),
     is_in_storage_order=st.booleans(),
+    is_causal=st.booleans(),
 )
 @settings(max_examples=120, deadline=None)
-def test_every_token_sees_its_own_row_up_to_itself(
+def test_every_token_sees_its_own_row_up_to_itself_or_the_block_s_end(
     layout: tuple[list[int], list[int], list[int]],
     heads: tuple[int, int],
     window: int | None,
@@ -95,13 +96,21 @@ def test_every_token_sees_its_own_row_up_to_itself(
     token_bucket: int | None,
     slot_bucket: int | None,
     is_in_storage_order: bool,
+    is_causal: bool,
 ) -> None:
     starts, order, lengths = layout
     order = sorted(order) if is_in_storage_order else order
     num_heads, kv_heads = heads
     made = make_layout(starts, order, lengths[: len(order)], kv_heads, seed=len(starts))
     plan = make_plan(
-        made.cache, order, made.lengths, CPU, max_waste=max_waste, token_bucket=token_bucket, slot_bucket=slot_bucket
+        made.cache,
+        order,
+        made.lengths,
+        CPU,
+        max_waste=max_waste,
+        token_bucket=token_bucket,
+        slot_bucket=slot_bucket,
+        is_causal=is_causal,
     )
     generator = torch.Generator().manual_seed(7)
     query = torch.randn(1, num_heads, plan.num_tokens, WIDTH, generator=generator)
@@ -113,7 +122,7 @@ def test_every_token_sees_its_own_row_up_to_itself(
     assert found.shape == (1, plan.num_tokens, num_heads, WIDTH)
     assert torch.isfinite(found).all()
     num_real = sum(made.lengths)
-    expected = slow_attention(made, query[:, :, :num_real], key, value, 0.7, window)
+    expected = slow_attention(made, query[:, :, :num_real], key, value, 0.7, window, is_causal)
     torch.testing.assert_close(found[0, :num_real].double(), expected, atol=1e-5, rtol=1e-5)
 
 

@@ -37,7 +37,7 @@ from dispark.measure.timing import PHASES
 from dispark.types import Draft, Features, Load, Outcome, Request, RequestRecord, Sampling, Verdict
 from dispark.verifiers.greedy import GreedyVerifier
 
-NAMES = ("tiny", "tiny_qwen3", "tiny_gemma3")
+NAMES = ("tiny", "tiny_qwen3", "tiny_gemma3", "tiny_gemma4")
 TARGET = open_tiny("tiny", LOOPING)
 plain = cache(open_tiny)
 

@@ -21,7 +21,7 @@ from dispark.drafters.semi_autoregressive import BlockShape, SemiAutoregressiveD
 from dispark.schedulers.threshold import ThresholdScheduler
 from dispark.types import Draft, Load, Sampling
 
-TINY = ("tiny", "tiny_qwen3", "tiny_gemma3")
+TINY = ("tiny", "tiny_qwen3", "tiny_gemma3", "tiny_gemma4")
 
 
 @cache

@@ -22,7 +22,7 @@ from dispark.targets.tokenizer import ByteTokenizer, NoTokenizer
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "target"
 YAMLS = sorted(path.stem for path in CONF.glob("*.yaml"))
-TINY = ("tiny", "tiny_gemma3", "tiny_qwen3")
+TINY = ("tiny", "tiny_gemma3", "tiny_gemma4", "tiny_qwen3")
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
 

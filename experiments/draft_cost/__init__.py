@@ -1,0 +1,1 @@
+"""What a round costs with every drafter: see README.md."""
