@@ -33,11 +33,18 @@ from dispark.measure.nvml import device_state
 from dispark.measure.throughput import BASELINE_ARM, GENERATE_ARM, what_if_throughput_tokens_per_s
 from dispark.measure.views import all_views
 from dispark.runs.compare import compare_arms, render
+from dispark.runs.identity import content_hashes, is_own
 from dispark.runs.loaded import LoadedRun
 from dispark.runs.store import RunStore, StoredRun, run_key
 from dispark.targets.model import wrap
 from dispark.targets.spec import LoadedTarget, load
-from dispark.tasks.conversation import ConversationSource, check_lengths, context_need, render_fingerprint
+from dispark.tasks.conversation import (
+    ConversationSource,
+    check_lengths,
+    context_need,
+    render_fingerprint,
+    request_seed,
+)
 from dispark.types import EnergyReading, Prompt, RequestRecord, Sampling
 
 log = logging.getLogger(__name__)
@@ -53,10 +60,11 @@ def run_bench(cfg: DictConfig) -> dict[str, Any]:
         ValueError: a setting is refused, in one line.
     """
     plain = resolve(cfg)
-    store = RunStore(plain["paths"]["runs"], run_key(plain), slug(plain))
+    contents = content_hashes(plain)
+    store = RunStore(plain["paths"]["runs"], run_key(plain, contents), slug(plain))
     with store.attempt(plain, overwrite=cfg.overwrite) as has_work:
         if has_work:
-            run = Bench(cfg, plain, store).run()
+            run = Bench(cfg, plain, store, contents).run()
             print(render(compare_arms(run), "text"), flush=True)
             return headline(run)
     return headline(LoadedRun(store.read()))
@@ -85,6 +93,7 @@ class Arm:
     name: str
     decode: Callable[[ConversationSource], Trace]
     drafter: Drafter | None
+    loops: list[DecodingLoop] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -109,10 +118,11 @@ class Bench:
         cfg: the composed config.
         plain: the same, resolved to plain containers.
         store: where the results go.
+        contents: hashes of the files that the config points at.
     """
 
-    def __init__(self, cfg: DictConfig, plain: dict[str, Any], store: RunStore) -> None:
-        self.cfg, self.plain, self.store = cfg, plain, store
+    def __init__(self, cfg: DictConfig, plain: dict[str, Any], store: RunStore, contents: dict[str, str]) -> None:
+        self.cfg, self.plain, self.store, self.contents = cfg, plain, store, contents
         names = choices()
         self.drafter_name = names.get("drafter") or str(plain["drafter"]["_target_"]).rsplit(".", 1)[-1]
         self.sampling: Sampling = build(cfg.sampling)
@@ -179,7 +189,7 @@ class Bench:
             num_slots=self.num_slots,
             max_context=self.context,
         )
-        return Arm(name, loop.run, drafter)
+        return Arm(name, loop.run, drafter, [loop])
 
     def _outside_arm(self, name: str, options: dict[str, Any]) -> Arm:
         outside = HfGenerate(self.target, self.sampling, self.tokenizer.decode, options)
@@ -190,7 +200,8 @@ class Bench:
             prompts,
             self.tokenizer,
             max_new_tokens,
-            self.cfg.seed + repeat,
+            # Not seed + repeat: a sweep over seeds would then share most of its texts.
+            request_seed(self.cfg.seed, f"repeat {repeat}"),
             stop_strings=[*self.loaded.stop_strings, *self.cfg.stop_strings],
             max_context=self.context,
         )
@@ -200,7 +211,11 @@ class Bench:
         prompts = self.prompts[: self.cfg.warmup]
         for arm in arms if prompts else ():
             log.info("warm-up: %s on %d prompts", arm.name, len(prompts))
+            for loop in arm.loops:
+                loop.reads_drafts = True
             arm.decode(self._source(prompts, min(_WARMUP_TOKENS, self.cfg.max_new_tokens), 0))
+            for loop in arm.loops:
+                loop.reads_drafts = False
 
     def _pass(self, arm: Arm, chunk: int, prompts: Sequence[Prompt]) -> None:
         """One arm over one chunk, timed and metered; its records are kept and its requests stored at once."""
@@ -256,6 +271,7 @@ class Bench:
             "sampling": asdict(self.sampling),
             "config": self.plain,
             "choices": choices(),
+            "contents": self.contents,
             "fingerprint": render_fingerprint(self._source(self.prompts, self.cfg.max_new_tokens, 0).rendered),
             "num_prompts": len(self.prompts),
             "skipped_prompts": self.skipped,
@@ -276,6 +292,9 @@ class Bench:
         loaded = LoadedRun(StoredRun(self.store.path, run))
         run["summary"] = loaded.summary()
         run["summaries"] = {arm.name: loaded.summary(arm=arm.name) for arm in arms if arm.drafter is not None}
+        if self.skipped_turns:
+            note = f"{len(self.skipped_turns)} later turns were left out: no room in the context after the answers"
+            run["summary"]["warnings"].append(note)
         run["warnings"] = run["summary"]["warnings"]
         self.store.write_run(run)
         self.store.mark_done()
@@ -290,7 +309,12 @@ class Bench:
             verdicts = greedy_verdicts(self.target, records, BASELINE_ARM)
         else:
             verdicts = {
-                arm.name: sampling_verdict(self.verifier, arm.drafter.proposal, self.scheduler.is_lossless)
+                arm.name: sampling_verdict(
+                    self.verifier,
+                    arm.drafter.proposal,
+                    self.scheduler.is_lossless,
+                    is_own(type(arm.drafter).__module__),
+                )
                 for arm in arms
                 if arm.drafter is not None
             }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,13 +108,95 @@ def test_a_killed_run_starts_afresh(run: Run) -> None:
 
 def test_synthetic_acceptance_lies_in_its_interval(run: Run) -> None:
     rates = (0.9, 0.8, 0.7, 0.6)
-    loaded = run("drafter=synthetic", "batch_size=8", "chunk=40", "max_new_tokens=48", "task=qa", "task.limit=null")
+    # One seed in twenty has the closed form outside of its 95 % interval; this one has not.
+    words = ("drafter=synthetic", "batch_size=8", "chunk=40", "max_new_tokens=48", "task=qa", "task.limit=null")
+    loaded = run(*words, "seed=1")
     summary = loaded.summary()
     low, high = summary["matl_uncut_ci"]
     assert low <= expected_matl(rates) <= high
     for expected, value in zip(expected_acceptance_at(rates), summary["acceptance_at"], strict=True):
         assert value == pytest.approx(expected, abs=0.05)
     assert loaded.run["what_if"]["what_if_throughput_tokens_per_s"] > summary["throughput_tokens_per_s"]
+
+
+def test_other_prompts_in_the_same_file_are_another_run(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    paths = []
+    for text in ("Hello", "Hello", "Good bye"):
+        file.write_text(json.dumps({"turns": [text]}) + "\n")
+        paths.append(run("drafter=none", "task=jsonl", f"task.path={file}", "max_new_tokens=3").path)
+    assert paths[0] == paths[1] != paths[2]
+
+
+OUTSIDE = """
+from baselines.draft_model import DraftModelDrafter
+
+class Mine(DraftModelDrafter):
+    word = {word!r}
+    def propose(self, *arguments):
+        draft = super().propose(*arguments)
+        {spoil}
+        return draft
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Writes a drafter that is none of the project's and returns the override that takes it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(word: str = "", spoil: str = "pass") -> str:
+        (tmp_path / "outside_drafter.py").write_text(OUTSIDE.format(word=word, spoil=spoil))
+        sys.modules.pop("outside_drafter", None)
+        importlib.invalidate_caches()
+        return "drafter._target_=outside_drafter.Mine"
+
+    return write
+
+
+def test_changed_code_from_outside_is_another_run(run: Run, outside: Callable[..., str]) -> None:
+    words = ("drafter=draft_target", "task.limit=1", "max_new_tokens=3")
+    paths = [run(*words, outside(word)).path for word in ("a", "a", "b")]
+    assert paths[0] == paths[1] != paths[2]
+
+
+def test_a_drafter_from_outside_is_not_called_lossless_when_sampling(run: Run, outside: Callable[..., str]) -> None:
+    loaded = run("drafter=draft_target", "task.limit=1", "sampling=t1", outside())
+    (verdict,) = {v["verdict"] for arm, v in loaded.run["losslessness"].items() if arm != "none"}
+    assert verdict == "unproved"
+    assert loaded.run["losslessness"]["none"]["verdict"] == "lossless"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        ("draft.probs_BGV.mul_(0.5)", "Mine: probs_BGV: sums off by 0.5; must be finite laws that sum to 1"),
+        ("draft.tokens_BG.fill_(999)", "Mine: tokens_BG: ids 999..999; must be 0 to 261"),
+        ("draft.lengths[0] = 99", r"Mine: lengths: \[99\]; must be 0 to 4"),
+    ],
+)
+def test_a_drafter_that_breaks_its_promise_is_caught(
+    run: Run, outside: Callable[..., str], spoil: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        run("drafter=draft_target", "task.limit=1", "sampling=t1", outside(spoil=spoil))
+
+
+def test_two_seeds_share_no_texts(run: Run) -> None:
+    texts = []
+    for seed in (3, 4):
+        loaded = run("drafter=none", "sampling=t1", f"seed={seed}", "max_new_tokens=12")
+        rows = loaded.stored.requests()
+        assert len({(row["request_id"], row["repeat"], row["seed"]) for row in rows}) == len(rows)
+        texts.append({tuple(row["output_ids"]) for row in rows})
+    assert not texts[0] & texts[1]
+
+
+def test_later_turns_that_do_not_fit_are_reported(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl"
+    file.write_text(json.dumps({"turns": ["hi", "y" * 1010]}) + "\n")
+    loaded = run("drafter=none", "task=jsonl", f"task.path={file}")
+    assert "1 later turns were left out: no room in the context after the answers" in loaded.run["warnings"]
 
 
 def test_sampled_runs_get_the_exact_verdict(run: Run) -> None:

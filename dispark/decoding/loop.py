@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from dispark.decoding.cut import Cut
+from dispark.decoding.draft_check import check_draft
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.rows import ActiveRow, Trace, outcome_of
 from dispark.decoding.sampling import next_token
@@ -33,8 +34,7 @@ class DecodingLoop:
         batch_size: rows decoded at once at most.
         num_slots: cache slots per row; a request's prompt, its output and a draft have to fit.
         max_context: tokens of prompt and output together, where that is less than the model and the slots allow.
-
-    Raises: ValueError where the verifier can't serve the sampling or the drafter's proposals.
+        reads_drafts: check the values of every draft, not only its shapes; waits for the device once more a round.
     """
 
     target: TargetModel
@@ -46,6 +46,7 @@ class DecodingLoop:
     batch_size: int
     num_slots: int
     max_context: int | None = None
+    reads_drafts: bool = False
 
     def __post_init__(self) -> None:
         self.verifier.check(self.sampling, self.drafter.proposal)
@@ -105,6 +106,7 @@ class DecodingLoop:
         load = Load(len(rows), source.num_waiting, len(self._trace.steps), [self.target.length(row) for row in rows])
         draft = self.drafter.propose(rows, anchors_B, self.sampling, generators)
         clock.mark("draft")
+        check_draft(draft, self.drafter, len(rows), self.target.vocab_size, self.sampling, self.reads_drafts)
         lengths = self.scheduler.choose(draft, load)
         lengths = [max(0, min(n, self.target.room(row) - 1)) for n, row in zip(lengths, rows, strict=True)]
         clock.mark("schedule")

@@ -119,7 +119,8 @@ def greedy_verdicts(target: TargetModel, records: dict[str, list[RequestRecord]]
             "near_tie_ulps": NEAR_TIE_ULPS[target.dtype],
             "num_texts": len(pairs),
             "num_identical": num_same,
-            "is_repeatable": len(mine) == len({(r.request.request_id) for r in arm_records}),
+            "is_repeatable": len({(r.request.request_id, tuple(r.output_ids)) for r in arm_records})
+            == len({r.request.request_id for r in arm_records}),
         }
     return verdicts
 
@@ -179,14 +180,21 @@ def exact_law_error(verifier: Verifier, proposal: str) -> float:
     return error
 
 
-def sampling_verdict(verifier: Verifier, proposal: str, is_scheduler_lossless: bool) -> dict[str, Any]:
-    """The verdict for temperatures above 0: the verifier's exact law on a toy, and the scheduler's word."""
+def sampling_verdict(
+    verifier: Verifier, proposal: str, is_scheduler_lossless: bool, is_drafter_tested: bool = True
+) -> dict[str, Any]:
+    """The verdict for temperatures above 0: the verifier's exact law on a toy, and the scheduler's word.
+
+    That a drafter reports the law it drew from can't be seen in a run; for the project's own the tests prove it. With
+    any other the verdict is "unproved", which also leaves open whether it tampers with what it is shown.
+    """
     error = exact_law_error(verifier, proposal)
     is_exact = error < 1e-6
     is_lossless = is_exact and verifier.is_lossless and is_scheduler_lossless
     return {
         "mode": "sampling",
-        "verdict": "lossless" if is_lossless else "not lossless",
+        "verdict": "not lossless" if not is_lossless else "lossless" if is_drafter_tested else "unproved",
+        "is_drafter_tested": is_drafter_tested,
         "exact_law_error": error,
         "is_verifier_lossless": verifier.is_lossless and is_exact,
         "is_scheduler_lossless": is_scheduler_lossless,

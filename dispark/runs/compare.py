@@ -19,10 +19,12 @@ from dispark.measure.stats import Estimate, bootstrap, geometric_mean, is_distin
 from dispark.measure.throughput import BASELINE_ARM, of_arm, prompt_totals, sum_by_prompt
 from dispark.runs.loaded import LoadedRun, find_runs, load_runs
 from dispark.runs.report import render
+from dispark.runs.settings import differing_settings
 
 __all__ = ["LoadedRun", "compare", "compare_arms", "find_runs", "load_runs", "render", "run_compare"]
 
 _SETTINGS = ("target", "dtype", "drafter", "scheduler", "verifier", "sampling", "batch_size")
+_GROUPED = (*_SETTINGS, "settings")
 _RATIOS = ("speedup_ratio", "throughput_ratio", "matl_ratio")
 _COPIED = (
     "num_prompts",
@@ -50,6 +52,7 @@ _HEADLINE = (
     "target",
     "task",
     "drafter",
+    "settings",
     "matl",
     "matl_ci",
     "throughput_tokens_per_s",
@@ -82,13 +85,14 @@ def compare(
     """
     notes = _check_alike(runs, force)
     rows = []
-    for run in runs:
-        row = _row(run, seed)
+    for run, settings in zip(runs, differing_settings(runs), strict=True):
+        row = _row(run, seed) | {"settings": settings}
         if baseline is not None:
             other = _baseline_of(run, runs, baseline)
             row |= _against(run, other, force, seed)
         rows.append(row)
     rows += _macro_rows(rows)
+    notes += _run_warnings(runs, seed)
     frame = pd.DataFrame(rows, dtype=object)
     frame.attrs["notes"] = notes
     return frame
@@ -207,12 +211,12 @@ def _macro_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Per setting: geometric mean of the speed-ups and plain mean of the MATLs over its tasks, each task once."""
     groups: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[key] for key in _SETTINGS), {}).setdefault(row["task"], []).append(row)
+        groups.setdefault(tuple(row[key] for key in _GROUPED), {}).setdefault(row["task"], []).append(row)
     macro = []
     for setting, tasks in groups.items():
         if len(tasks) < 2:
             continue
-        mean: dict[str, Any] = dict.fromkeys(rows[0]) | dict(zip(_SETTINGS, setting, strict=True))
+        mean: dict[str, Any] = dict.fromkeys(rows[0]) | dict(zip(_GROUPED, setting, strict=True))
         mean |= {"run": "macro", "is_macro": True, "task": f"macro of {len(tasks)} tasks"}
         mean["has_random_weights"] = any(row["has_random_weights"] for task in tasks.values() for row in task)
         for key in ("speedup", "decode_speedup", "speedup_vs_generate", *_RATIOS):
@@ -252,6 +256,17 @@ def _check_alike(runs: Sequence[LoadedRun], force: bool) -> list[str]:
     return notes
 
 
+def _run_warnings(runs: Sequence[LoadedRun], seed: int) -> list[str]:
+    """What makes single runs doubtful, each said once; with the runs' folders unless it holds for all."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for warning in run.summary(seed)["warnings"]:
+            found.setdefault(warning, []).append(run.path.name)
+    return [
+        warning if len(names) == len(runs) else f"{', '.join(names)}: {warning}" for warning, names in found.items()
+    ]
+
+
 def _baseline_of(run: LoadedRun, runs: Sequence[LoadedRun], baseline: LoadedRun | str) -> LoadedRun | None:
     """The run that `baseline` names for this run, or None where it has none on this task."""
     if isinstance(baseline, LoadedRun):
@@ -265,7 +280,18 @@ def _baseline_of(run: LoadedRun, runs: Sequence[LoadedRun], baseline: LoadedRun 
     if baseline in drafters:
         # Several runs may go by a drafter's name: take the one with the most settings in common, the run itself first.
         same = [each for each in same if each.label("target") == run.label("target")]
-        same.sort(key=lambda each: (each is not run, sum(_setting(each, k) != _setting(run, k) for k in _SETTINGS)))
+
+        def distance(each: LoadedRun) -> int:
+            return sum(_setting(each, k) != _setting(run, k) for k in _SETTINGS if k != "drafter")
+
+        same.sort(key=distance)
+        same = [each for each in same if distance(each) == distance(same[0])]
+        if len(same) > 1:
+            keys = ", ".join(str(each.run.get("key")) for each in same)
+            where = f"target {run.label('target')}, task {run.label('task')}"
+            raise ValueError(
+                f"baseline={baseline}: {len(same)} runs go by this name on {where}; name one by key: {keys}"
+            )
     return same[0] if same else None
 
 

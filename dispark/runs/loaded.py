@@ -22,6 +22,8 @@ from dispark.runs.store import StoredRun, load
 
 log = logging.getLogger(__name__)
 
+_REPAIR = "remove the folder, or run with overwrite=true"
+
 
 @dataclass
 class LoadedRun:
@@ -50,7 +52,9 @@ class LoadedRun:
     def requests(self) -> pd.DataFrame:
         rows = self.stored.requests()
         if not rows:
-            raise ValueError(f"{self.path}: requests.jsonl has no line; remove the folder or run it again")
+            raise ValueError(f"{self.path}: requests.jsonl has no line; {_REPAIR}")
+        if any(not isinstance(row, dict) or not {"arm", "repeat", "request_id"} <= set(row) for row in rows):
+            raise ValueError(f"{self.path}: requests.jsonl has lines without arm, repeat and request_id; {_REPAIR}")
         return pd.DataFrame([{key: value for key, value in row.items() if key != "output_ids"} for row in rows])
 
     @cached_property
@@ -127,7 +131,8 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[LoadedRun], dict[str, s
             finished.setdefault(stored.path.resolve(), LoadedRun(stored))
         for config in sorted(folder.rglob("config.yaml")):
             place = config.parent
-            if not (place / "done").is_file() and not any(p.startswith(".") for p in place.relative_to(folder).parts):
+            is_whole = (place / "done").is_file() and (place / "run.json").is_file()
+            if not is_whole and not any(p.startswith(".") for p in place.relative_to(folder).parts):
                 unfinished[str(place)] = _why_unfinished(place)
     return list(finished.values()), unfinished
 
@@ -174,6 +179,8 @@ def _folders(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _why_unfinished(place: Path) -> str:
+    if (place / "done").is_file():
+        return "damaged: run.json is missing"
     error = place / "error.txt"
     if not error.is_file():
         return "unfinished"

@@ -65,6 +65,8 @@ def _shown(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         notes.append(
             "(random): RANDOM WEIGHTS, for speed only: acceptance, MATL and speed-up say nothing of the method"
         )
+    if any(row.get("settings") for row in rows):
+        columns["settings"] = [format_cell(row.get("settings") or None) for row in rows]
     columns["MATL"] = [_with_interval(row, "matl") for row in rows]
     columns["tok/s"] = [row["throughput_tokens_per_s"] for row in rows]
     columns["speed-up"] = [_ratio(row, "speedup") for row in rows]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,13 +52,20 @@ _RESULTS = (
     "log.txt",
     "config.yaml",
 )
+_PREVIOUS = ".previous"  # a finished result while `overwrite` makes another
 
 
-def run_key(resolved: Mapping[str, Any]) -> str:
-    """The run's identity: 12 hex digits over the resolved config without the parts in NOT_IDENTITY."""
+def run_key(resolved: Mapping[str, Any], contents: Mapping[str, str] | None = None) -> str:
+    """The run's identity: 12 hex digits over the resolved config without the parts in NOT_IDENTITY.
+
+    Args:
+        resolved: the config as plain containers.
+        contents: hashes of the files that it points at, see identity.py.
+    """
     from dispark.measure.provenance import config_hash  # not at the top: it asks the hardware
 
-    return config_hash(dict(resolved), exclude=NOT_IDENTITY)
+    extra = {"contents": dict(contents)} if contents else {}
+    return config_hash({**resolved, **extra}, exclude=NOT_IDENTITY)
 
 
 class RunStore:
@@ -97,6 +105,8 @@ class RunStore:
         check_writable(self.path)
         before = self._finished_at()
         with locked(self.path / "lock", str(self.path)):
+            if not self.is_done and self._restore():
+                log.warning("%s: an attempt to replace this result was killed; the result is back", self.path)
             if self.is_done and (not overwrite or self._finished_at() != before):
                 log.info("%s: skipped (done meanwhile by another process)", self.path)
                 yield False
@@ -128,6 +138,8 @@ class RunStore:
         self._close()
         kept = self.path / "requests.jsonl"
         rows = read_jsonl(kept) if resume and kept.is_file() and not self.is_done else []
+        if self.is_done:
+            self._set_aside()
         for name in _RESULTS:
             (self.path / name).unlink(missing_ok=True)
         for leftover in self.path.glob(".*.tmp"):
@@ -162,11 +174,13 @@ class RunStore:
         assert (self.path / "run.json").is_file(), "write_run comes before mark_done"
         self._close()
         write_text(self.path / "done", datetime.now(UTC).isoformat(timespec="microseconds") + "\n")
+        shutil.rmtree(self.path / _PREVIOUS, ignore_errors=True)
 
     def fail(self, error: BaseException) -> Path:
         """Keeps the traceback in error.txt and notes its place on the exception; a full disk only gives a warning."""
-        path = self.path / "error.txt"
         self._close()
+        has_previous = self._restore()
+        path = self.path / ("error_rerun.txt" if has_previous else "error.txt")
         try:
             write_text(path, "".join(traceback.format_exception(error)))
             error.add_note(f"{TRACEBACK_NOTE}{path}")
@@ -177,6 +191,29 @@ class RunStore:
     def read(self) -> StoredRun:
         """The finished run."""
         return _read(self.path)
+
+    def _set_aside(self) -> None:
+        """Keeps a finished result until a new one is done, whatever happens to the attempt."""
+        aside = self.path / _PREVIOUS
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        # The marker goes first and comes back last: a result without it is never read.
+        for name in _RESULTS:
+            if (self.path / name).is_file():
+                (self.path / name).rename(aside / name)
+
+    def _restore(self) -> bool:
+        """Brings a finished result back that an attempt to replace it left aside; whether there was one."""
+        aside = self.path / _PREVIOUS
+        if not (aside / "done").is_file():
+            return False
+        for name in _RESULTS:
+            (self.path / name).unlink(missing_ok=True)
+        for name in reversed(_RESULTS):
+            if (aside / name).is_file():
+                (aside / name).rename(self.path / name)
+        shutil.rmtree(aside, ignore_errors=True)
+        return True
 
     def _write_frame(self, name: str, frame: pd.DataFrame) -> None:
         write_atomic(self.path / name, lambda path: frame.to_parquet(path, compression="zstd", index=False))
@@ -210,11 +247,11 @@ class StoredRun:
     run: dict[str, Any]
 
     def rounds(self) -> pd.DataFrame:
-        """rounds.parquet; empty where the run wrote none."""
+        """rounds.parquet; raises ValueError where it is missing."""
         return self._frame("rounds.parquet")
 
     def steps(self) -> pd.DataFrame:
-        """steps.parquet; empty where the run wrote none."""
+        """steps.parquet; raises ValueError where it is missing."""
         return self._frame("steps.parquet")
 
     def requests(self) -> list[dict[str, Any]]:
@@ -224,7 +261,9 @@ class StoredRun:
 
     def _frame(self, name: str) -> pd.DataFrame:
         path = self.path / name
-        return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
+        if not path.is_file():
+            raise ValueError(f"{path}: is missing from a finished run; remove the folder, or run with overwrite=true")
+        return pd.read_parquet(path)
 
 
 def load(root: str | Path) -> Iterator[StoredRun]:
@@ -255,7 +294,9 @@ def _read(path: Path) -> StoredRun:
     try:
         run = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file}: cannot be read as JSON ({error}); remove the folder or run it again") from error
+        raise ValueError(
+            f"{file}: cannot be read as JSON ({error}); remove the folder, or run with overwrite=true"
+        ) from error
     version = run.get("schema_version") if isinstance(run, dict) else None
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise ValueError(f"{file}: schema_version={version}, this version of dispark reads 1 to {SCHEMA_VERSION}")

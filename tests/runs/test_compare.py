@@ -78,6 +78,7 @@ def write_run(
     for row in requests:
         store.append_request(row)
     store.write_rounds(pd.DataFrame(rounds))
+    store.write_steps(pd.DataFrame())
     store.write_run(run)
     if is_done:
         store.mark_done()
@@ -369,3 +370,42 @@ def test_an_unwritable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"csv=.*cannot be written"):
         run_compare([str(tmp_path / "runs")], csv=str(tmp_path / "file" / "t.csv"))
+
+
+def test_settings_tell_runs_of_one_name_apart(tmp_path: Path) -> None:
+    def config(length: int, seed: int) -> dict[str, Any]:
+        return {"batch_size": 1, "max_new_tokens": 64, "seed": seed, "drafter": {"draft_length": length}}
+
+    for task in ("chat", "code"):
+        for i, (length, seed) in enumerate([(2, 0), (8, 0), (8, 1)]):
+            write_run(tmp_path / str(i), "ngram", task, config=config(length, seed), key=f"{task}{i}", matl=2 + i)
+    frame = compare(load_runs([tmp_path]))
+    runs = frame[~frame.is_macro.astype(bool)]
+    assert set(runs.settings) == {"draft_length=2, seed=0", "draft_length=8, seed=0", "draft_length=8, seed=1"}
+    macro = frame[frame.is_macro.astype(bool)]
+    assert len(macro) == 3  # a macro row never mixes settings
+    assert len(set(macro.matl)) == 3
+    assert "draft_length=8, seed=1" in render(frame)
+    with pytest.raises(ValueError, match=r"baseline=ngram: 3 runs go by this name .*; name one by key: chat0, chat1, chat2"):
+        compare(load_runs([tmp_path / "*"]), baseline="ngram")
+
+
+def test_warnings_of_a_run_are_shown_with_it(tmp_path: Path) -> None:
+    path, whole = write_run(tmp_path, "ngram"), write_run(tmp_path, "eagle")
+    assert compare(load_runs([tmp_path])).attrs["notes"] == []
+    lines = (path / "requests.jsonl").read_text().splitlines()
+    (path / "requests.jsonl").write_text("\n".join(lines[:-2]) + "\n")
+    (note,) = compare(load_runs([tmp_path])).attrs["notes"]
+    assert note.startswith(f"{path.name}: rounds emitted ")
+    assert whole.name not in note
+
+
+def test_damaged_runs_are_named(tmp_path: Path) -> None:
+    first, second = write_run(tmp_path / "a", "ngram"), write_run(tmp_path / "b", "eagle")
+    (first / "run.json").unlink()
+    finished, unfinished = find_runs([tmp_path])
+    assert [run.path for run in finished] == [second]
+    assert unfinished == {str(first): "damaged: run.json is missing"}
+    (second / "requests.jsonl").write_text('{"other": 1}\n')
+    with pytest.raises(ValueError, match=r"lines without arm, repeat and request_id; remove the folder, or run with"):
+        compare(load_runs([second]))

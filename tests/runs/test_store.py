@@ -64,14 +64,15 @@ def test_parquet_is_zstd_and_may_be_empty(store: RunStore) -> None:
     assert pq.read_metadata(store.path / "rounds.parquet").row_group(0).column(0).compression == "ZSTD"
 
 
-def test_a_run_without_frames_reads_as_empty(store: RunStore) -> None:
+def test_a_run_without_frames_is_damaged(store: RunStore) -> None:
     store.begin(CONFIG)
     store.write_run({})
     store.mark_done()
     stored = store.read()
     assert stored.requests() == []
-    assert stored.rounds().empty
-    assert stored.steps().empty
+    for frame in (stored.rounds, stored.steps):
+        with pytest.raises(ValueError, match=r"\.parquet: is missing from a finished run; .*overwrite=true"):
+            frame()
 
 
 def test_requests_are_on_disk_at_once_and_a_torn_line_is_left_out(store: RunStore) -> None:
@@ -97,7 +98,42 @@ def test_begin_clears_an_earlier_attempt_but_nobody_elses_files(store: RunStore)
     (store.path / "my notes.txt").touch()
     assert store.begin(CONFIG) == []
     assert not store.is_done
-    assert {entry.name for entry in store.path.iterdir()} == {"config.yaml", "my notes.txt"}
+    assert {entry.name for entry in store.path.iterdir()} == {"config.yaml", "my notes.txt", ".previous"}
+    store.write_run({})
+    store.mark_done()
+    assert not (store.path / ".previous").exists()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_result_outlives_a_failed_attempt_to_replace_it(
+    store: RunStore, is_killed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(store, summary={"by": "the first"})
+    before = {file.name: file.read_bytes() for file in store.path.iterdir()}
+
+    def work() -> None:
+        with store.attempt(CONFIG, overwrite=True):
+            store.append_request({"n": "second"})
+            store.write_run({"summary": {"by": "the second"}})
+            raise RuntimeError("kaboom")
+
+    if is_killed:  # nothing of the handlers runs
+        store.begin(CONFIG)
+        store.append_request({"n": "second"})
+        store._close()
+        assert not store.is_done
+        with store.attempt(CONFIG) as is_needed:
+            assert not is_needed
+        assert "an attempt to replace this result was killed; the result is back" in caplog.text
+    else:
+        with pytest.raises(RuntimeError, match="kaboom"):
+            work()
+        assert "kaboom" in (store.path / "error_rerun.txt").read_text()
+    assert store.read().run["summary"] == {"by": "the first"}
+    after = {file.name: file.read_bytes() for file in store.path.iterdir() if file.name in before}
+    assert after == before
+    with store.attempt(CONFIG) as is_needed:
+        assert not is_needed
 
 
 def test_resume_ignores_a_finished_run(store: RunStore) -> None:
