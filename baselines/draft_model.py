@@ -19,6 +19,7 @@ from torch import Tensor
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.sampling import draw, probabilities
 from dispark.decoding.target import TargetModel
+from dispark.drafters.confidence import check_confidence, proxy
 from dispark.targets.model import open_target
 from dispark.types import Draft, Features, Outcome, Request, Sampling
 
@@ -29,15 +30,21 @@ class DraftModelDrafter:
     Args:
         draft_length: tokens proposed per round.
         model: what to load (a target spec), or None for the target itself.
+        confidence: peak, entropy, or None for none.
+
+    Raises:
+        ValueError: a setting is out of range.
     """
 
     feature_layers: tuple[int, ...] = ()
     proposal: Literal["sampled", "deterministic"] = "sampled"
 
-    def __init__(self, draft_length: int = 4, model: Any = None) -> None:
+    def __init__(self, draft_length: int = 4, model: Any = None, confidence: str | None = None) -> None:
         if draft_length < 1:
             raise ValueError(f"drafter.draft_length={draft_length}: must be at least 1")
+        check_confidence(confidence, False, "a draft model")
         self.draft_length = draft_length
+        self._confidence = confidence
         self._spec = model
         self._model: TargetModel | None = None
         self._pending: dict[int, list[int]] = {}
@@ -85,12 +92,15 @@ class DraftModelDrafter:
         uniform_BG = generators.uniform("draft", self.draft_length)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
+        confidence: list[Tensor] = []
         for k in range(self.draft_length):
             if k > 0:
                 logits, _ = model.forward(rows, tokens[-1], [1] * len(rows))
                 for row in rows:
                     model.commit(row, 1)
             logits = self._fit(logits)
+            if self._confidence is not None:
+                confidence.append(proxy(self._confidence, logits))
             if sampling.is_greedy:
                 tokens.append(logits.argmax(-1))
             else:
@@ -100,6 +110,7 @@ class DraftModelDrafter:
             torch.stack(tokens, dim=1),
             [self.draft_length] * len(rows),
             torch.stack(probs, dim=1) if probs else None,
+            torch.stack(confidence, dim=1) if confidence else None,
         )
 
     def update(self, rows: Sequence[int], outcome: Outcome, features: Features) -> None:

@@ -191,20 +191,35 @@ class TargetModel:
         """Keeps the first `num_kept` tokens of the row's last call; the others are rolled back."""
         self.cache.set_length(row, self.cache.length(row) + num_kept)
 
+    def rewind(self, row: int, length: int) -> None:
+        """Forgets every token of the row behind its first `length`: O(1), the slots are written anew later."""
+        assert length <= self.cache.length(row), (row, length)
+        self.cache.set_length(row, length)
+
     # -- calls --------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def forward(
-        self, rows: Sequence[int], tokens_N: Tensor, lengths: Sequence[int], keep_last: bool = False
+        self,
+        rows: Sequence[int],
+        tokens_N: Tensor,
+        lengths: Sequence[int],
+        keep_last: bool = False,
+        num_layers: int | None = None,
     ) -> tuple[Tensor, Features]:
         """One packed call that appends `lengths[i]` tokens to `rows[i]` without committing them.
 
         Args:
             tokens_N: int64 [N] on the device, row after row.
             keep_last: logits of each row's last token only.
+            num_layers: run only so many first layers, then the final norm and the head; such a call writes the keys
+                and values of those layers alone and gives no features. None runs all.
 
         Returns:
             (logits [N, V] or [B, V] in the model's dtype, the tapped features of all N tokens).
+
+        Raises:
+            ValueError: a row would outgrow its slots, or there are not so many layers.
         """
         plan = make_plan(self.cache, rows, lengths, self.device, max_waste=self._max_waste, **self._buckets)
         num_real = tokens_N.shape[0]
@@ -214,19 +229,39 @@ class TargetModel:
         if keep_last:
             ends = torch.tensor(lengths).cumsum(0) - 1
             extra["logits_to_keep"] = ends.to(self.device, non_blocking=True)
-        output = self.model(
-            input_ids=tokens_N.unsqueeze(0),
-            position_ids=plan.position_N.unsqueeze(0),
-            use_cache=False,
-            packed=plan,
-            **extra,
-        )
+        with self._cut_to(num_layers):
+            output = self.model(
+                input_ids=tokens_N.unsqueeze(0),
+                position_ids=plan.position_N.unsqueeze(0),
+                use_cache=False,
+                packed=plan,
+                **extra,
+            )
         logits = output.logits[0]
         hidden = None
-        if self._feature_layers:
+        if self._feature_layers and num_layers is None:
             hidden = torch.cat([self._taps[layer] for layer in self._feature_layers], dim=-1)[:num_real]
-            self._taps.clear()
+        self._taps.clear()
         return logits if keep_last else logits[:num_real], Features(hidden, list(lengths))
+
+    @contextmanager
+    def _cut_to(self, num_layers: int | None) -> Iterator[None]:
+        """The model with its first layers only, for the time of one call.
+
+        The list of layers is cut and not `config.num_hidden_layers`, from which Gemma 4 reads other shapes as well.
+        """
+        if num_layers is None:
+            yield
+            return
+        if not 1 <= num_layers <= self.num_layers:
+            raise ValueError(f"num_layers={num_layers}: target {self.name} has layers 1 to {self.num_layers} to run")
+        backbone = self.model.get_decoder()
+        whole = backbone.layers
+        backbone.layers = whole[:num_layers]
+        try:
+            yield
+        finally:
+            backbone.layers = whole
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Features]:
         """Admits the rows and commits their prompts, in chunks of at most `prefill_chunk` tokens.
@@ -243,7 +278,7 @@ class TargetModel:
             self.admit(row)
         last: dict[int, Tensor] = {}
         hidden: dict[int, list[Tensor]] = {row: [] for row in rows}
-        for chunk in _chunks([len(prompt) for prompt in prompts], self._prefill_chunk):
+        for chunk in chunks([len(prompt) for prompt in prompts], self._prefill_chunk):
             ids = [token for i, low, high in chunk for token in prompts[i][low:high]]
             names, lengths = [rows[i] for i, _, _ in chunk], [high - low for _, low, high in chunk]
             tokens = torch.tensor(ids, dtype=torch.int64).to(self.device, non_blocking=True)
@@ -275,7 +310,7 @@ class TargetModel:
         return self.forward(rows, tokens_N, lengths)
 
 
-def _chunks(lengths: Sequence[int], limit: int) -> Iterator[list[tuple[int, int, int]]]:
+def chunks(lengths: Sequence[int], limit: int) -> Iterator[list[tuple[int, int, int]]]:
     """Splits prompts into calls of at most `limit` tokens: lists of (index, from, to)."""
     chunk: list[tuple[int, int, int]] = []
     room = limit

@@ -246,3 +246,41 @@ def test_the_target_s_whole_context_can_be_used() -> None:
 def test_draft_lengths_below_one_are_refused(draft_length: int) -> None:
     with pytest.raises(ValueError, match=f"drafter.draft_length={draft_length}: must be at least 1"):
         DraftModelDrafter(draft_length)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5, top_k=3)], ids=str)
+@pytest.mark.parametrize("kind", ["peak", "entropy"])
+def test_confidence_is_of_the_distribution_before_sampling_settings(kind: str, sampling: Sampling) -> None:
+    drafter = DraftModelDrafter(G, confidence=kind)
+    drafter.bind(TARGET, 2, 32)
+    texts = {0: [1, 2, 3], 1: [4, 5]}
+    begin(drafter, texts)
+    draft, _ = propose(drafter, texts, sampling)
+    assert draft.confidence_BG is not None
+    for i, text in enumerate(texts.values()):
+        for k in range(G):
+            law = next_logits(TARGET, [*text, *draft.tokens_BG[i, :k].tolist()]).double().softmax(-1)
+            expected = law.max() if kind == "peak" else (law * law.log()).sum().exp()
+            torch.testing.assert_close(draft.confidence_BG[i, k].double(), expected, atol=1e-5, rtol=1e-3)
+
+
+def test_confidence_over_a_padded_vocabulary_is_a_number() -> None:
+    target = open_tiny("tiny", "+target.sources.random.config.vocab_size=300")
+    for kind in ("peak", "entropy"):
+        drafter = DraftModelDrafter(G, tiny_spec(), confidence=kind)
+        drafter.bind(target, 1, 32)
+        begin(drafter, {0: [1, 2]})
+        draft, _ = propose(drafter, {0: [1, 2]}, Sampling())
+        assert draft.confidence_BG is not None
+        assert bool(((draft.confidence_BG > 0) & (draft.confidence_BG <= 1)).all())
+
+
+def test_confidences_that_a_draft_model_does_not_have() -> None:
+    drafter = DraftModelDrafter(G)
+    drafter.bind(TARGET, 1, 32)
+    begin(drafter, {0: [1, 2]})
+    assert propose(drafter, {0: [1, 2]}, Sampling())[0].confidence_BG is None
+    with pytest.raises(ValueError, match=r"drafter.confidence=head: a draft model has no confidence head; allowed"):
+        DraftModelDrafter(G, confidence="head")
+    with pytest.raises(ValueError, match=r"drafter.confidence=sure: must be one of"):
+        DraftModelDrafter(G, confidence="sure")

@@ -21,7 +21,7 @@ from dispark.decoding.operators import can_pack
 from dispark.decoding.target import EMBEDDING, FINAL, TargetModel
 from dispark.targets.model import wrap
 
-NAMES = ("tiny", "tiny_qwen3", "tiny_gemma3")
+NAMES = ("tiny", "tiny_qwen3", "tiny_gemma3", "tiny_gemma4")
 NUM_ROWS, NUM_SLOTS = 4, 72
 ALL_LAYERS = (2, EMBEDDING, 0, FINAL, 1)
 PROMPTS = [[7] * 3, list(range(40)), [1], list(range(200, 221)), list(range(60, 77))]
@@ -380,3 +380,66 @@ def test_the_facts_about_the_model() -> None:
     assert (target.num_layers, target.hidden_size, target.vocab_size, target.max_context) == (4, 64, 262, 1024)
     assert (target.device.type, target.dtype) == ("cpu", torch.float32)
     assert target.vocab_fingerprint
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_layers_alone(name: str) -> None:
+    target = shared(name)
+    target.open(2, NUM_SLOTS, (0, FINAL))
+    target.prefill([0, 1], [list(range(30)), [5]])
+    layers = target.model.get_decoder().layers
+    with target.stock() as model, torch.inference_mode():
+        states = model(torch.tensor([[*range(30), 7, 8]]), output_hidden_states=True).hidden_states
+        expected = {n: model.lm_head(model.get_decoder().norm(states[n]))[0, -2:] for n in range(1, target.num_layers)}
+    cap = getattr(target.model.config, "final_logit_softcapping", None)
+    for num_layers, logits in expected.items():
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
+        found, features = target.forward([0], torch.tensor([7, 8]), [2], num_layers=num_layers)
+        torch.testing.assert_close(found, logits, **TOLERANCE)
+        assert features.hidden_NF is None
+        assert target.model.get_decoder().layers is layers
+    # Nothing of the shallow calls is left: the next one taps and sees all layers.
+    found, features = target.forward([0], torch.tensor([7, 8]), [2])
+    torch.testing.assert_close(found, stock_logits(target, [*range(30), 7, 8], 2), **TOLERANCE)
+    assert features.hidden_NF is not None
+    torch.testing.assert_close(features.hidden_NF[:, : target.hidden_size], states[1][0, -2:], **TOLERANCE)
+
+
+@pytest.mark.parametrize("num_layers", [0, 5, -1])
+def test_layers_that_are_not_there_to_run(num_layers: int) -> None:
+    target = shared("tiny")
+    target.open(1, 8)
+    target.prefill([0], [[1]])
+    with pytest.raises(ValueError, match=rf"num_layers={num_layers}: target tiny has layers 1 to 4 to run"):
+        target.forward([0], torch.tensor([1]), [1], num_layers=num_layers)
+
+
+def test_an_error_in_a_shallow_call_gives_the_layers_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = open_tiny("tiny")
+    target.open(1, 8)
+    target.prefill([0], [[1]])
+    layers = target.model.get_decoder().layers
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layers[1], "forward", fail)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            target.forward([0], torch.tensor([1]), [1], num_layers=2)
+    assert target.model.get_decoder().layers is layers
+    logits, _ = target.forward([0], torch.tensor([2]), [1])
+    torch.testing.assert_close(logits, stock_logits(target, [1, 2], 1), **TOLERANCE)
+
+
+def test_rewinding_forgets_what_was_committed() -> None:
+    mirror = Mirror(open_tiny("tiny"))
+    mirror.admit({0: [1, 2, 3], 1: [4, 5]})
+    mirror.append({0: [6, 7], 1: [8, 9]}, {0: 2, 1: 1})
+    mirror.target.rewind(0, 4)
+    mirror.kept[0] = [1, 2, 3, 6]
+    mirror.append({0: [9], 1: [6]}, {0: 1, 1: 0})
+    mirror.check()
+    with pytest.raises(AssertionError):
+        mirror.target.rewind(1, 4)
