@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dispark.decoding.operators import LinearPacks
 from dispark.decoding.target import EMBEDDING, TargetModel
 from dispark.drafters.checkpoint import Checkpoint, fill
 from dispark.drafters.confidence import ConfidenceHead
@@ -195,6 +196,8 @@ class TokenEnds:
         elif not self.is_aliased["lm_head"]:
             assert head is not None
             self._head = _linear(head.to(target.device, target.dtype))
+        if self._head is not stock_head and target.linear_backend == "onednn":
+            LinearPacks(self._head).install()  # the target's own is packed already
         self._cap: float | None = getattr(target.model.config, "final_logit_softcapping", None)
 
     def embed(self, tokens: Tensor) -> Tensor:

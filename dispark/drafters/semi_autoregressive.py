@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -237,7 +238,7 @@ class SemiAutoregressiveDrafter:
         """Makes context of the prompts' features."""
         for row in rows:
             self._packed.cache.admit(row)
-        self._append(rows, features, features.lengths)
+        self._append(rows, features)
 
     def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
         """The two stages in turn."""
@@ -283,32 +284,29 @@ class SemiAutoregressiveDrafter:
 
     def drop(self, rows: Sequence[int]) -> None:
         """Frees the rows."""
-        gone = set(rows)
         for names, _, kept in self._pending:
             for i, row in enumerate(names):
-                if row in gone:
+                if row in rows:
                     kept[i] = 0
-                    names[i] = -1
         for row in rows:
             self._packed.cache.drop(row)
 
     def _absorb(self) -> None:
-        """Turns the features of the last round into context."""
+        """Turns the features of the last round's accepted tokens into context, those of dropped rows left out."""
         for names, features, kept in self._pending:
             assert features.hidden_NF is not None
-            alive = [i for i, row in enumerate(names) if row >= 0]
+            starts = accumulate(features.lengths, initial=0)
+            alive = [(row, start, num) for row, start, num in zip(names, starts, kept, strict=False) if num > 0]
             if not alive:
                 continue
-            hidden, lengths = features.hidden_NF, features.lengths
-            if len(alive) < len(names):
-                parts = hidden.split(lengths)
-                hidden, lengths = torch.cat([parts[i] for i in alive]), [lengths[i] for i in alive]
-            self._append([names[i] for i in alive], Features(hidden, lengths), [kept[i] for i in alive])
+            index = torch.tensor([start + k for _, start, num in alive for k in range(num)])
+            hidden = features.hidden_NF[index.to(features.hidden_NF.device, non_blocking=True)]
+            self._append([row for row, _, _ in alive], Features(hidden, [num for _, _, num in alive]))
         self._pending.clear()
 
-    def _append(self, rows: Sequence[int], features: Features, kept: Sequence[int]) -> None:
-        """Projects all given features and keeps the first `kept[i]` of each row: the rest is overwritten later."""
+    def _append(self, rows: Sequence[int], features: Features) -> None:
+        """Makes context of features, behind what the rows have."""
         assert features.hidden_NF is not None
         self._packed.append_context(rows, self.network.context(features.hidden_NF), features.lengths)
-        for row, num in zip(rows, kept, strict=True):
+        for row, num in zip(rows, features.lengths, strict=True):
             self._packed.advance(row, num)

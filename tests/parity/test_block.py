@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from parity.cases import RUNS, TOLERANCE, Case, Replay, cases, replay, split
 from torch import Tensor
 
 from baselines.dflash import DFlashDrafter
@@ -18,6 +17,7 @@ from dispark.schedulers.threshold import ThresholdScheduler
 from dispark.training.block_losses import BlockLossWeights, block_loss, mean_accepted
 from dispark.training.blocks import BlockBatch, block_mask, forward_blocks
 from dispark.types import Features, Sampling
+from parity.cases import RUNS, TOLERANCE, Case, Replay, cases, replay, split
 
 CASES = cases("deepspec_block", "zlab_dflash")
 TRAINED = [case for case in CASES if "train.input_ids" in case.io]
@@ -101,7 +101,7 @@ def test_every_round_from_recorded_features(case: Case) -> None:
         drafter._packed.cache.admit(row)
     for r, (chunk, anchor) in enumerate(zip(features, io["greedy.anchor_token"], strict=True)):
         both = Features(torch.cat([chunk, chunk]), [len(chunk)] * 2)
-        drafter._append([0, 1], both, both.lengths)
+        drafter._append([0, 1], both)
         assert drafter._packed.cache.length(0) == int(io["greedy.start"][r])
         hidden_BGD, base_BGV = drafter.parallel_stage([0, 1], anchor.repeat(2))
         block = draft_block(
@@ -157,7 +157,7 @@ def test_forced_anchors(case: Case) -> None:
         drafter.bind(case.target(), 1, 200)
         drafter._packed.cache.admit(0)
         context = io["forced.features"][:anchor]
-        drafter._append([0], Features(context, [anchor]), [anchor])
+        drafter._append([0], Features(context, [anchor]))
         hidden, logits = drafter.parallel_stage([0], io["forced.input_ids"][anchor : anchor + 1])
         torch.testing.assert_close(hidden[0], drafter.network.predicting(io["forced.block_hidden"][i]), **TOLERANCE)
         torch.testing.assert_close(logits[0], io["forced.draft_logits"][i], **TOLERANCE)

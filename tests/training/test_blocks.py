@@ -55,7 +55,7 @@ def test_a_block_says_the_same_in_training_and_in_decoding(name: str, head: str,
             drafter._packed.cache.admit(row)
         parts = [batch.features_BTF[row, : int(anchors[row])] for row in (0, 1)]
         lengths = [len(part) for part in parts]
-        drafter._append([0, 1], Features(torch.cat(parts), lengths), lengths)
+        drafter._append([0, 1], Features(torch.cat(parts), lengths))
         tokens = batch.tokens_BT[torch.arange(2), anchors]
         hidden, base = drafter.parallel_stage([0, 1], tokens)
         torch.testing.assert_close(hidden, out.hidden_BAGD[:, a], rtol=1e-4, atol=1e-4)

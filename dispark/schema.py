@@ -1,0 +1,79 @@
+"""The top level of each command's config: which keys there are and of which type.
+
+Hydra merges the YAML of a command into its schema, so that a misspelt key or a word where a number belongs is refused
+before anything runs. Groups are `Any` here: what they hold is up to the class that their `_target_` names. Importing
+this module registers the schemas.
+
+Ranges and whatever else types can't express are in checks.py.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+
+@dataclass
+class BenchConfig:
+    """Top level of `dispark bench`; what each key means stands above it in conf/bench.yaml."""
+
+    target: Any = MISSING
+    drafter: Any = MISSING
+    verifier: Any = MISSING
+    scheduler: Any = MISSING
+    sampling: Any = MISSING
+    task: Any = MISSING
+    meter: Any = MISSING
+    tracker: Any = MISSING
+    paths: Any = MISSING
+    seed: int = 0
+    max_new_tokens: int = 128
+    batch_size: int = 1
+    repeats: int = 1
+    chunk: int = 4
+    warmup: int = 1
+    stop_strings: list[str] = field(default_factory=list)
+    on_overlong: str = "error"
+    generate_baseline: bool = False
+    check_losslessness: bool = True
+    name: str | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class FetchConfig:
+    """Top level of `dispark fetch`."""
+
+    target: Any = MISSING
+    paths: Any = MISSING
+
+
+@dataclass
+class CompareConfig:
+    """Top level of `dispark compare`; what each key means stands above it in conf/compare.yaml."""
+
+    paths: Any = MISSING
+    runs: list[str] = MISSING
+    baseline: str | None = None
+    force: bool = False
+    csv: str | None = None
+    markdown: str | None = None
+
+
+SCHEMAS: dict[str, type] = {"bench": BenchConfig, "fetch": FetchConfig, "compare": CompareConfig}
+for _command, _schema in SCHEMAS.items():
+    ConfigStore.instance().store(name=f"{_command}_schema", node=_schema)
+
+
+def groups(command: str) -> list[str]:
+    """The keys of a command's config that are groups, whose value is one of the group's options."""
+    return [key for key, hint in typing.get_type_hints(SCHEMAS[command]).items() if hint is Any]
+
+
+def settings(command: str) -> dict[str, Any]:
+    """The other keys of a command's config, with their types."""
+    return {key: hint for key, hint in typing.get_type_hints(SCHEMAS[command]).items() if hint is not Any}
