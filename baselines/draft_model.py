@@ -10,7 +10,7 @@ It knows nothing of the target's features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from dispark.decoding.sampling import draw, probabilities
 from dispark.decoding.target import TargetModel
 from dispark.drafters.confidence import check_confidence, proxy
 from dispark.targets.model import open_target
+from dispark.targets.spec import TargetSpec
 from dispark.types import Draft, Features, Outcome, Request, Sampling
 
 
@@ -39,7 +40,7 @@ class DraftModelDrafter:
     feature_layers: tuple[int, ...] = ()
     proposal: Literal["sampled", "deterministic"] = "sampled"
 
-    def __init__(self, draft_length: int = 4, model: Any = None, confidence: str | None = None) -> None:
+    def __init__(self, draft_length: int = 4, model: TargetSpec | None = None, confidence: str | None = None) -> None:
         if draft_length < 1:
             raise ValueError(f"drafter.draft_length={draft_length}: must be at least 1")
         check_confidence(confidence, False, "a draft model")

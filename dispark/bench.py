@@ -26,12 +26,13 @@ from dispark.config import build, choices, resolve, slug, sweep_name
 from dispark.decoding.loop import DecodingLoop
 from dispark.decoding.rows import Trace
 from dispark.decoding.target import TargetModel
-from dispark.interfaces import Drafter, Scheduler, Verifier
+from dispark.interfaces import Drafter, EnergyMeter, Scheduler, TaskSuite, Tracker, Verifier
 from dispark.measure import degeneracy, energy, memory, provenance
 from dispark.measure.losslessness import greedy_verdicts, sampling_verdict
 from dispark.measure.nvml import device_state
 from dispark.measure.throughput import BASELINE_ARM, GENERATE_ARM, what_if_throughput_tokens_per_s
 from dispark.measure.views import all_views
+from dispark.protocols import check_protocol
 from dispark.runs.compare import compare_arms, render
 from dispark.runs.identity import content_hashes, is_own
 from dispark.runs.loaded import LoadedRun
@@ -50,6 +51,14 @@ from dispark.types import EnergyReading, Prompt, RequestRecord, Sampling
 log = logging.getLogger(__name__)
 
 LOOKUP_ARM = "transformers.prompt_lookup"
+PROTOCOLS: dict[str, type] = {
+    "drafter": Drafter,
+    "verifier": Verifier,
+    "scheduler": Scheduler,
+    "meter": EnergyMeter,
+    "tracker": Tracker,
+    "task": TaskSuite,
+}
 _WARMUP_TOKENS = 24
 
 
@@ -107,7 +116,7 @@ class Arm:
 @lru_cache(maxsize=1)
 def _load_target(node: str) -> tuple[LoadedTarget, TargetModel]:
     """The last target stays in memory, so that a sweep's jobs share it. `node` is its resolved config as JSON."""
-    loaded = load(build(json.loads(node)))
+    loaded = load(build(json.loads(node), "target"))
     return loaded, wrap(loaded)
 
 
@@ -129,10 +138,12 @@ class Bench:
         self.verifier: Verifier = build(cfg.verifier)
         self.scheduler: Scheduler = build(cfg.scheduler)
         self.drafter: Drafter = build(cfg.drafter)
-        self.verifier.check(self.sampling, self.drafter.proposal)
         self.meter = build(cfg.meter)
         self.tracker = build(cfg.tracker)
         self.suite = build(cfg.task)
+        for group, protocol in PROTOCOLS.items():
+            check_protocol(getattr(self, "suite" if group == "task" else group), protocol, group)
+        self.verifier.check(self.sampling, self.drafter.proposal)
         if cfg.generate_baseline and cfg.batch_size > 1:
             raise ValueError(f"generate_baseline=true with batch_size={cfg.batch_size}: it runs one request at a time")
 

@@ -6,7 +6,6 @@ here they are only held against its annotations, all groups at once and before a
 
 from __future__ import annotations
 
-import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dispark import schema
-from dispark.config import check_runs_folder, choices, resolve
+from dispark.config import check_runs_folder, choices, job_words, resolve
 from dispark.hints import accepts, shown
 from dispark.nodes import check_node, refusal
 
@@ -55,8 +54,11 @@ def validate(cfg: DictConfig) -> dict[str, Any]:
 
 def check_top_level(cfg: DictConfig, command: str) -> dict[str, Any]:
     """Checks the groups and the types of a command's top level; see `validate`."""
+    for word in job_words():
+        if line := schema.several_options(word, command):
+            raise ValueError(line)
     for group in schema.groups(command):
-        _check_chosen(cfg, group, command)
+        _check_mapping(cfg, group)
     for choice in choices():
         _check_part(cfg, choice)
     if not OmegaConf.is_missing(cfg, "paths"):
@@ -84,13 +86,8 @@ def check_groups(plain: dict[str, Any]) -> None:
             check_node(node, group)
 
 
-def _check_chosen(cfg: DictConfig, group: str, command: str) -> None:
-    """A group takes one option, which is a mapping."""
-    for word in HydraConfig.get().overrides.task if HydraConfig.initialized() else ():
-        if several := re.fullmatch(rf"\+*({group}(?:@[\w.]+)?)=\[(.*)\]", str(word)):
-            key, options = several.groups()
-            options = options.replace(" ", "")
-            raise ValueError(f"{word}: takes one option; several need -m: dispark {command} -m {key}={options}")
+def _check_mapping(cfg: DictConfig, group: str) -> None:
+    """The file of an option holds a mapping."""
     if OmegaConf.is_missing(cfg, group) or OmegaConf.is_interpolation(cfg, group):
         return
     node = cfg[group]
@@ -101,9 +98,9 @@ def _check_chosen(cfg: DictConfig, group: str, command: str) -> None:
 
 def _check_part(cfg: DictConfig, choice: str) -> None:
     """A part of a group that was chosen from another group, as a draft model's target, takes no plain value."""
-    group, _, key = choice.partition("@")
+    key = choice.partition("@")[2]
     value = OmegaConf.select(cfg, key) if key else None
-    if isinstance(value, (str, int, float)):
+    if value is not None and not isinstance(value, DictConfig):
         raise ValueError(f"{key}={shown(value)}: is chosen as an option of a group: {choice}={shown(value)}")
 
 

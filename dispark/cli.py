@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -24,8 +25,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dispark import __version__
-from dispark.config import build, resolve, validate
-from dispark.jobs import OUTCOMES, SWEEPS, Command, complain, failed_outcome, finish_sweep, report
+from dispark.checks import check_groups, check_top_level, validate
+from dispark.config import build
+from dispark.jobs import BROKEN_PIPE, OUTCOMES, SWEEPS, Command, complain, failed_outcome, finish_sweep, report
 from dispark.runs.files import dumps
 
 # Hydra's own flags, without and with a value behind them; other dashed words are mistakes for key=value.
@@ -42,14 +44,14 @@ _VALUED = (
 
 
 def _bench(cfg: DictConfig) -> dict[str, Any]:
-    validate(cfg)
+    check_groups(validate(cfg))
     from dispark.bench import run_bench
 
     return run_bench(cfg)
 
 
 def _fetch(cfg: DictConfig) -> dict[str, Any]:
-    resolve(cfg)
+    check_groups(check_top_level(cfg, "fetch"))
     from dispark.targets.spec import fetch
 
     spec = build(cfg.target)
@@ -59,7 +61,7 @@ def _fetch(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _compare(cfg: DictConfig) -> dict[str, Any]:
-    plain = resolve(cfg)
+    plain = check_top_level(cfg, "compare")
     from dispark.runs.compare import run_compare
 
     return run_compare(plain["runs"], **{key: plain[key] for key in ("baseline", "force", "csv", "markdown")})
@@ -81,7 +83,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; the process's own by default.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # a locale without UTF-8 must not end a run at its first print
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+    try:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # somebody closed our output, as `| head` does
+        _abandon_output()
+        return BROKEN_PIPE
+    except OSError as error:  # our output is a file on a full disk
+        code = complain(f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
+        _abandon_output()
+        return code
+
+
+def _abandon_output() -> None:
+    """Lets Python's last flush go nowhere, else it complains."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _main(words: list[str]) -> int:
     if words and words[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0
@@ -117,9 +144,8 @@ def _run(command: Command, arguments: list[str]) -> int:
         hydra.main(version_base="1.3", config_path="pkg://dispark.conf", config_name=command.name)(command)()
     except KeyboardInterrupt:
         code = complain("interrupted", 130)
-    except BrokenPipeError:  # somebody closed our stdout, as `| head` does; without this the last flush complains
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except BrokenPipeError:
+        raise
     except SystemExit as stop:  # argparse has printed its reason
         return stop.code if isinstance(stop.code, int) else 2
     except Exception as error:
@@ -146,8 +172,12 @@ def _arguments(command: Command, words: Sequence[str]) -> list[str]:
     Settings come before flags in the result: Hydra's parser takes them in one piece only.
 
     Raises:
-        ValueError: a flag that does not exist, or a plain word where only key=value is allowed.
+        ValueError: a flag that does not exist, a plain word where only key=value is allowed, or a word that is no text.
     """
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            word = word.encode("ascii", "backslashreplace").decode()
+            raise ValueError(f"{word}: holds letters that this locale can't read; set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
     flags: list[str] = []
     settings: list[str] = []
     plain: list[str] = []
@@ -181,6 +211,7 @@ def _overrides(arguments: Sequence[str]) -> list[str]:
     """The key=value words; a folder given by --config-dir joins them as Hydra's search path."""
     words = [word for word in arguments if "=" in word and not word.startswith("-")]
     folders = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
+    folders += [word.partition("=")[2] for word in arguments if word.startswith("--config-dir=")]
     return [*words, *(f"hydra.searchpath=[file://{Path(folder).resolve()}]" for folder in folders)]
 
 

@@ -88,11 +88,12 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
 
 
 def check_runs_folder(value: Any) -> str:
-    """Returns `paths.runs` if it names a folder, else raises ValueError. In YAMLs `${dispark.runs_folder:${paths.runs}}`.
+    """Returns the value of `paths.runs` if it is the path of a folder, else raises ValueError.
 
-    Hydra itself makes the folder of a sweep below it, before any job looks at its settings.
+    A resolver in YAMLs too, as Hydra makes the folder of a sweep below it before any job looks at its settings.
     """
     if not isinstance(value, str) or not value.strip():
+        value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         raise ValueError(f"paths.runs={shown(value)}: must be the path of a folder; the default is results/runs")
     return value
 
@@ -106,6 +107,16 @@ def choices() -> dict[str, str]:
         return {}
     chosen = HydraConfig.get().runtime.choices
     return {str(k): str(v) for k, v in chosen.items() if v is not None and not str(k).startswith("hydra/")}
+
+
+def job_words() -> list[str]:
+    """The key=value words of the running Hydra job, as they were written; empty outside one."""
+    if not HydraConfig.initialized():
+        return []
+    settings: Any = HydraConfig.get()  # typed as a dataclass, in truth a DictConfig
+    words = OmegaConf.to_container(settings.overrides.task, resolve=False)  # a word may hold ${...}
+    assert isinstance(words, list)
+    return [str(word) for word in words]
 
 
 def sweep_dir() -> Path | None:

@@ -52,6 +52,8 @@ def accepts(value: Any, hint: Any) -> bool:
         return isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
     if hint in (str, Path, PurePath):
         return isinstance(value, str)
+    if origin is abc.Callable:
+        return False
     if origin in _LISTS:
         return isinstance(value, (list, tuple)) and _fits_items(value, origin, arguments)
     if origin in _MAPPINGS:
@@ -76,9 +78,11 @@ def members(hint: Any) -> tuple[Any, ...]:
 def describe(hint: Any) -> str:
     """An annotation for a reader: "a whole number, or null", "a list of strings"."""
     parts = members(hint)
-    words = [_noun(part, 0) for part in parts if part not in (None, type(None))]
-    text = " or ".join(dict.fromkeys(words))
-    if len(words) == len(parts):
+    words = dict.fromkeys(_noun(part, 0) for part in parts if part not in (None, type(None)))
+    if "a path" in words:
+        words.pop("a string", None)
+    text = " or ".join(words)
+    if None not in parts and type(None) not in parts:
         return text
     return f"{text}, or null" if text else "null"
 
@@ -111,7 +115,7 @@ def parameter_hints(constructor: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _scopes(constructor: Any) -> list[dict[str, Any]]:
-    """Where the names in annotations may be known: a field that a dataclass inherits is spelled in its parent's module."""
+    """Where names in annotations may be known; a field that a dataclass inherits is spelled in its parent's module."""
     owners = constructor.__mro__ if isinstance(constructor, type) else (inspect.unwrap(constructor),)
     modules = (sys.modules.get(getattr(owner, "__module__", None) or "") for owner in owners)
     return [vars(module) for module in modules if module is not None]
@@ -135,6 +139,8 @@ def _parts(hint: Any) -> tuple[Any, Any, tuple[Any, ...]]:
             hint = hint.__supertype__
         elif type(hint).__name__ == "TypeAliasType":
             hint = hint.__value__
+        elif typing.get_origin(hint) is typing.Annotated:
+            hint = typing.get_args(hint)[0]
         else:
             return hint, typing.get_origin(hint) or hint, typing.get_args(hint)
 
@@ -154,6 +160,8 @@ def _noun(hint: Any, number: int) -> str:
         return f"{'any' if number else 'one'} of {', '.join(map(shown, arguments))}"
     if hint in _NOUNS:
         return _NOUNS[hint][number]
+    if origin is abc.Callable:
+        return ("an object that can be called", "objects that can be called")[number]
     if origin in _LISTS:
         base = ("a list", "lists")[number]
         if origin is tuple and arguments and arguments[-1] is not Ellipsis:

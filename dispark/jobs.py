@@ -8,9 +8,11 @@ of a sweep. It knows nothing about what a command does.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -18,14 +20,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dispark import errors
-from dispark.config import sweep_dir
+from dispark.config import job_words, sweep_dir
 from dispark.runs.files import TRACEBACK_NOTE, dumps, write_text
 
 log = logging.getLogger(__name__)
@@ -34,12 +37,17 @@ log = logging.getLogger(__name__)
 OUTCOMES: list[Outcome] = []
 SWEEPS: list[Path] = []
 
+# A write that fails for want of room doesn't say where it went; what a job writes lies under paths.runs.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+BROKEN_PIPE = 141  # as a shell reports a process that SIGPIPE ended
+
 
 class SweepWatch(Callback):
     """Hydra callback: remembers the folder of the sweep that this process started."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        SWEEPS.append(Path(str(config.hydra.sweep.dir)))
+        with contextlib.suppress(OmegaConfBaseException):  # the sweeper meets the same error and reports it
+            SWEEPS.append(Path(str(config.hydra.sweep.dir)))
 
 
 @dataclass(frozen=True)
@@ -71,16 +79,24 @@ class Command:
     positional: str | None = None
 
     def __call__(self, cfg: DictConfig) -> None:
-        """One job. Never raises, so that a sweep goes on; how it ended is kept, for a sweep in the sweep's folder."""
-        number, overrides = _this_job()
+        """One job. How it ended is kept, for a sweep in the sweep's folder; an error doesn't stop the other jobs.
+
+        Raises:
+            SystemExit: nobody reads the output any more, as after `| head`; for Hydra that is no error to report.
+        """
+        number, overrides = int(OmegaConf.select(cast(Any, HydraConfig.get()), "job.num") or 0), job_words()
         logging.captureWarnings(True)
         try:
             outcome = Outcome(number, overrides, result=self.work(cfg))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise SystemExit(BROKEN_PIPE) from None
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+                error.filename = "stdout" if _was_printing(error) else str(OmegaConf.select(cfg, "paths.runs"))
             outcome = failed_outcome(error, self.name, number, overrides)
         finally:
             logging.captureWarnings(False)
-        sys.stdout.flush()
         folder = sweep_dir()
         if folder is None:
             OUTCOMES.append(outcome)
@@ -111,14 +127,6 @@ def finish_sweep(folder: Path, code: int) -> int:
     return code or (1 if failed else 0)
 
 
-def _this_job() -> tuple[int, list[str]]:
-    """Number and overrides of the running Hydra job."""
-    settings: Any = HydraConfig.get()  # typed as a dataclass, in truth a DictConfig
-    words = OmegaConf.to_container(settings.overrides.task, resolve=False)  # a word may hold ${...}
-    assert isinstance(words, list)
-    return int(OmegaConf.select(settings, "job.num") or 0), [str(word) for word in words]
-
-
 def failed_outcome(error: Exception, config_name: str, job: int, overrides: list[str]) -> Outcome:
     """Describes a failure and makes sure that an unexpected one leaves its traceback somewhere."""
     is_users = errors.is_users(error)
@@ -141,11 +149,20 @@ def report(outcome: Outcome) -> int:
     )
 
 
-def _keep_traceback(error: Exception) -> str:
-    """For an error outside any run's folder."""
+def _was_printing(error: Exception) -> bool:
+    """Whether the last line of Python before an error was a print; the stream forgets what it failed to write."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and re.search(r"\bprint\(|stdout", frames[-1].line or "") is not None
+
+
+def _keep_traceback(error: Exception) -> str | None:
+    """For an error outside any run's folder; None where there is no room for it."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     path = Path(tempfile.gettempdir()) / f"dispark-error-{stamp}-{os.getpid()}.txt"
-    path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    try:
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        return None
     return str(path)
 
 

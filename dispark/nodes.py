@@ -10,7 +10,7 @@ It builds nothing and doesn't know the groups.
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
 import inspect
 import re
 import traceback
@@ -51,7 +51,8 @@ def check_node(node: Mapping[str, Any], key: str = "") -> None:
     if hints is not None:
         is_whole = "_args_" not in node and not node.get("_partial_")
         _check_names(settings, inspect.signature(constructor).parameters, str(target), key, is_whole)
-    for name, value in settings.items() if hints else ():
+    hints = hints or {}
+    for name, value in settings.items():
         if name in hints and not accepts(value, hints[name]):
             raise ValueError(refusal(join(key, name), value, hints[name]))
     if node.get("_recursive_", True):
@@ -83,13 +84,14 @@ def locate(path: Any, key: str) -> Callable[..., Any]:
     first, *rest = path.split(".")
     name, found = first, _import(first, path, key)
     for part in rest:
-        modules = [module.name for module in iter_modules(getattr(found, "__path__", ()))]
+        folders = getattr(found, "__path__", None)
         if hasattr(found, part):
             found = getattr(found, part)
-        elif part in modules:
+        elif folders is not None and importlib.util.find_spec(f"{name}.{part}") is not None:
             found = _import(f"{name}.{part}", path, key)
         else:
-            near = difflib.get_close_matches(part, [*modules, *dir(found)], n=1)
+            known = [*(module.name for module in iter_modules(folders or ())), *dir(found)]
+            near = difflib.get_close_matches(part, known, n=1)
             raise ValueError(f"{key}={path}: {name} has no {part}{f'; did you mean {near[0]}?' if near else ''}")
         name = f"{name}.{part}"
     if not callable(found):
@@ -106,8 +108,11 @@ def readable(error: InstantiationException, node: Mapping[str, Any], group: str,
         group: where the node stands, for messages.
         own_key: what Hydra calls the node, the start of the keys it reports.
     """
-    inner_key = (re.findall(r"full_key: (\S+)", str(error)) or [own_key])[-1].removeprefix(own_key).lstrip(".")
-    label, inner = join(group, inner_key), _at(node, inner_key)
+    reported = (re.findall(r"full_key: (\S+)", str(error)) or [own_key])[-1].removeprefix(own_key).lstrip(".")
+    # OmegaConf leaves the brackets out: `a.b0` for `a.b[0]`.
+    nodes = {re.sub(r"[\[\]]", "", key): (key, inner) for key, inner in _all_nodes(node)}
+    inner_key, inner = nodes.get(re.sub(r"[\[\]]", "", reported), ("", node))
+    label = join(group, inner_key)
     target = str(inner.get("_target_"))
     root = error.__cause__
     if root is None:
@@ -157,6 +162,14 @@ def _inner_nodes(value: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]
             yield from _inner_nodes(item, f"{key}[{index}]")
 
 
+def _all_nodes(node: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A node and every node inside it, with their keys."""
+    yield key, node
+    for name, value in node.items():
+        for inner_key, inner in _inner_nodes(value, join(key, str(name))):
+            yield from _all_nodes(inner, inner_key)
+
+
 def _groups_with(option: str) -> list[str]:
     """The shipped groups that have an option of this name."""
     folders = (folder for folder in resources.files("dispark.conf").iterdir() if folder.is_dir())
@@ -167,9 +180,7 @@ def _import(name: str, path: str, key: str) -> Any:
     try:
         return import_module(name)
     except (Exception, SystemExit) as error:  # a module without a main guard may end the process
-        raise ValueError(
-            f"{key}={path}: module {name} cannot be imported ({_typed(error)}{_place(error)})"
-        ) from error
+        raise ValueError(f"{key}={path}: module {name} cannot be imported ({_typed(error)}{_place(error)})") from error
 
 
 def _typed(error: BaseException) -> str:
@@ -180,23 +191,8 @@ def _place(error: BaseException) -> str:
     """File and line of an error, outside this module, Hydra and the import system; empty where there is none."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"; {error.filename}, line {error.lineno}"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_MACHINERY)
-    ]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_MACHINERY)]
     return f"; {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-
-
-def _at(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The node at a key like `a.b[0].c`."""
-    found: Any = node
-    for name in re.findall(r"[^.\[\]]+", key):
-        if isinstance(found, Mapping):
-            found = found.get(name, found.get(int(name)) if name.isdigit() else None)
-        else:
-            found = found[int(name)]
-    return found if isinstance(found, Mapping) else node
 
 
 def _with_key(message: str, label: str, node: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ Ranges and whatever else types can't express are in checks.py.
 
 from __future__ import annotations
 
+import re
 import typing
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,15 @@ for _command, _schema in SCHEMAS.items():
 def groups(command: str) -> list[str]:
     """The keys of a command's config that are groups, whose value is one of the group's options."""
     return [key for key, hint in typing.get_type_hints(SCHEMAS[command]).items() if hint is Any]
+
+
+def several_options(word: str, command: str) -> str | None:
+    """The refusal of a setting that gives a group a list: Hydra would merge the options into one."""
+    found = re.fullmatch(r"\+*((\w+)(?:@[\w.]+)?)=\[(.*)\]", word)
+    if found is None or found.group(2) not in groups(command):
+        return None
+    options = found.group(3).replace(" ", "")
+    return f"{word}: takes one option; several need -m: dispark {command} -m {found.group(1)}={options}"
 
 
 def settings(command: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def errors_of(capfd: pytest.CaptureFixture[str]) -> list[str]:
     [
         (["drafter=eagel"], ["drafter=eagel", "allowed:", "ngram"]),
         (["drafter=ngran"], ["drafter=ngran", "did you mean ngram"]),
-        (["max_new_tokens=many"], ["max_new_tokens", "many", "Integer"]),
+        (["max_new_tokens=many"], ["max_new_tokens=many", "must be a whole number"]),
         (["max_new_token=4"], ["max_new_token", "did you mean max_new_tokens"]),
         (["task=jsonl", "task.path=/no/such/file.jsonl"], ["task.path", "/no/such/file.jsonl", "readable JSONL"]),
         (["drafter=draft_model"], ["drafter.model", "49152", "same number"]),
@@ -36,6 +36,11 @@ def errors_of(capfd: pytest.CaptureFixture[str]) -> list[str]:
         (["target.dtype=float12"], ["target.dtype=float12", "bfloat16"]),
         (["target.device=tpu"], ["target.device=tpu", "cuda:N"]),
         (["stop_strings=['']"], ["stop_strings", "at least one character"]),
+        (["batch_size=5000"], ["batch_size=5000", "at most 4096"]),
+        (["max_new_tokens=1000001"], ["max_new_tokens=1000001", "at most 1000000"]),
+        (["target.sources.random.architecture=gpt2"], ["random.architecture=gpt2", "must be one of llama"]),
+        (["+target.sources.random.config.foo=1"], ["random.config.foo", "is not a key of LlamaConfig"]),
+        (["task=paper_gsm8k", "task.template=foo"], ["task.template=foo", "dispark.tasks.templates"]),
     ],
 )
 def test_one_line_with_key_value_and_allowed(
@@ -45,6 +50,95 @@ def test_one_line_with_key_value_and_allowed(
     (line,) = errors_of(capfd)
     for word in named:
         assert word in line
+
+
+WHOLE, NUMBER, SWITCH, TEXT, TEXTS = (
+    "a whole number", "a number", "true or false", "a string", "a list of strings",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        ("drafter.draft_length=1.5", WHOLE),
+        ("drafter.draft_length=abc", WHOLE),
+        ("drafter.min_n=1.5", WHOLE),
+        ("drafter.match=other", "one of first, last"),
+        ("drafter.is_cut_at_stop=maybe", SWITCH),
+        ("scheduler.max_verify_length=1.5", f"{WHOLE}, or null"),
+        ("scheduler.max_verify_length=abc", f"{WHOLE}, or null"),
+        ("sampling.top_k=true", f"{WHOLE}, or null"),
+        ("sampling.temperature=abc", NUMBER),
+        ("sampling.temperature=null", NUMBER),
+        ("sampling.temperature=true", NUMBER),
+        ("sampling.top_p=abc", f"{NUMBER}, or null"),
+        ("sampling.top_p=true", f"{NUMBER}, or null"),
+        ("target.token_bucket=abc", f"{WHOLE}, or null"),
+        ("target.slot_bucket=1.5", f"{WHOLE}, or null"),
+        ("target.prefill_chunk=null", WHOLE),
+        ("target.stop_strings=User", TEXTS),
+        ("target.stop_strings=[[a]]", TEXTS),
+        ("target.sources.random.seed=abc", WHOLE),
+        ("target.sources.random.config=5", "a mapping"),
+        ("+target.extra_stop_tokens=foo", TEXTS),
+        ("+target.template_kwargs=5", "a mapping"),
+        ("meter.idle_s=abc", NUMBER),
+        ("task.name=[a]", TEXT),
+        ("task=jsonl task.path=x task.first_turn_only=maybe", SWITCH),
+        ("task=jsonl task.path=x task.select_seed=abc", f"{WHOLE}, or null"),
+        ("drafter=synthetic drafter.rates=0.5", "a list of numbers"),
+        ("drafter=synthetic drafter.rates=[a]", "a list of numbers"),
+        ("drafter=dispark drafter.random=5", "a node with _target_: dispark.drafters.semi_autoregressive.BlockShape"),
+        ("drafter=draft_model drafter.model=[a]", "a mapping"),
+        ("tracker=wandb tracker.tags=abc", TEXTS),
+        ("tracker=wandb tracker.timeout_s=abc", NUMBER),
+        ("stop_strings=[[a]]", TEXTS),
+        ("stop_strings=User", TEXTS),
+        ("seed=true", WHOLE),
+        ("overwrite=maybe", SWITCH),
+        ("name=[a]", f"{TEXT}, or null"),
+        ("paths.runs=null", "the path of a folder"),
+        ("paths.runs=5", "the path of a folder"),
+        ("paths.runs=[a]", "the path of a folder"),
+    ],
+)
+def test_a_value_of_the_wrong_type(words: str, allowed: str, runs_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    given = words.split()
+    assert main(["bench", "target=tiny", *given]) == 2
+    (line,) = errors_of(capfd)
+    assert line.startswith(f"dispark: error: {given[-1].lstrip('+')}: must be {allowed}")
+    assert not runs_dir.exists()
+
+
+@pytest.mark.parametrize("words", ["baseline=[a,b]", "csv=[a]", "markdown=[a]"])
+def test_compare_says_it_alike(words: str, runs_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", words]) == 2
+    assert errors_of(capfd) == [f"dispark: error: {words}: must be a string, or null"]
+
+
+@pytest.mark.parametrize("command", ["bench", "fetch", "compare"])
+def test_results_need_a_folder(
+    command: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["paths.runs=null"], ['paths.runs=""'], ["~paths.runs"], ["-m", "paths.runs=null"]):
+        assert main([command, *words]) == 2
+        (line,) = errors_of(capfd)
+        assert line.startswith("dispark: error: paths.runs=")
+    monkeypatch.setenv("DISPARK_RUNS", "")
+    assert main([command]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("drafter", "plus"), [("draft_model", ""), ("draft_target", "+")])
+def test_a_draft_model_is_chosen_as_a_target(
+    drafter: str, plus: str, runs_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "target=tiny", "task.limit=1", "max_new_tokens=2", f"drafter={drafter}"]
+    assert main([*words, "drafter.model=tiny"]) == 2
+    (line,) = errors_of(capfd)
+    assert line.endswith(f" {plus}target@drafter.model=tiny")
+    assert main([*words, f"{plus}target@drafter.model=tiny"]) == 0
 
 
 @pytest.mark.parametrize(

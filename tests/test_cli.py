@@ -21,8 +21,8 @@ from dispark.cli import COMMANDS, main
 
 # Stands for the real job; what it does is chosen by drafter.mode. It keeps a line in calls.txt per real piece of work.
 FAKE_BENCH = """
-import os, pathlib, time
-from dispark.config import build, choices, resolve, slug, sweep_dir
+import errno, os, pathlib, time
+from dispark.config import choices, resolve, slug, sweep_dir
 from dispark.runs.store import RunStore, run_key
 
 def run_bench(cfg):
@@ -39,8 +39,10 @@ def run_bench(cfg):
                 raise RuntimeError("kaboom\\nsecond line")
             if mode == "mistake":
                 raise ValueError("drafter.size=9: must be below 5")
-            if mode == "build":
-                build(cfg.scheduler)
+            if mode == "full":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if mode == "flood":
+                print("x" * 100000)
             if mode == "hang" and not os.environ.get("GO_ON"):
                 time.sleep(60)
             store.write_run({"summary": {"matl": 2.5}, "sweep": str(sweep_dir()), "group": cfg.tracker.get("group")})
@@ -61,7 +63,13 @@ class Finder(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Finder())
 """
-STUBBED = ("target", "drafter", "verifier", "scheduler", "task", "meter")
+STUBBED = ("target", "drafter", "verifier", "scheduler", "sampling", "task", "meter")
+
+# Files of the user's that no YAML reader takes, or that hold no node.
+BROKEN = {
+    "scanner": b"_target_: a.b\n  size: [\n", "double": b"size: 1\nsize: 2\n", "control": b"size: \x01\n",
+    "latin": b"_target_: \xff\n", "sequence": b"- a\n- b\n", "text": b"words\n", "empty": b"",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +78,13 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stubs")
     for group in STUBBED:
         (folder / group).mkdir()
-        (folder / group / "stub.yaml").write_text("_target_: no.such.Thing\nmode: ok\nsize: 3\n")
-    for mode in ("ngram", "other", "crash", "mistake", "early", "build", "hang"):
-        (folder / "drafter" / f"{mode}.yaml").write_text(f"_target_: no.such.Thing\nmode: {mode}\n")
-    (folder / "drafter" / "incomplete.yaml").write_text("_target_: no.such.Thing\nmode: ???\n")
+        (folder / group / "stub.yaml").write_text("_target_: builtins.dict\nmode: ok\nsize: 3\n")
+    for mode in ("ngram", "other", "crash", "mistake", "early", "full", "flood", "hang"):
+        (folder / "drafter" / f"{mode}.yaml").write_text(f"_target_: builtins.dict\nmode: {mode}\n")
+    (folder / "drafter" / "incomplete.yaml").write_text("_target_: builtins.dict\nmode: ???\n")
+    (folder / "scheduler" / "absent.yaml").write_text("_target_: no.such.Thing\n")
+    for name, text in BROKEN.items():
+        (folder / "verifier" / f"{name}.yaml").write_bytes(text)
     (folder / "fake_bench.py").write_text(FAKE_BENCH)
     (folder / "sitecustomize.py").write_text(SITE)
     return folder
@@ -120,11 +131,11 @@ def run(here: Path, stubs: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     return call
 
 
-def child(stubs: Path, *command: str, **env: str) -> subprocess.Popen[str]:
+def child(stubs: Path, *command: str, stdout: Any = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(stubs), "OMP_NUM_THREADS": "1", **env}
     return subprocess.Popen(
         [sys.executable, "-m", "dispark", *command],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -187,13 +198,29 @@ def test_a_second_run_is_skipped_until_overwritten(run: Run, here: Path) -> None
         ("sed=4", "sed=4: no such setting; did you mean seed? allowed: "),
         ("draftr=stub", "draftr=stub: no such setting; did you mean drafter?"),
         ("drafter.sise=4", "drafter.sise=4: no such setting; did you mean drafter.size? allowed: drafter.mode, "),
-        ("seed=abc", "seed=abc: Value 'abc' of type 'str' could not be converted to Integer"),
-        ("seed=null", "seed=null: "),
+        ("seed=abc", "seed=abc: must be a whole number"),
+        ("seed=null", "seed=null: must be a whole number"),
+        ("drafter=5", "drafter=5: a group takes the name of one of its options"),
+        ("drafter={a: 1}", "drafter={a: 1}: a group takes the name of one of its options"),
+        ("drafter=stub,other", "drafter=stub,other: several values need -m: dispark bench -m drafter=stub,other"),
+        ("drafter=[stub,other]", "drafter=[stub,other]: takes one option; several need -m: dispark bench -m drafter=s"),
+        ("drafter=[stub,absent]", "drafter=[stub,absent]: takes one option; several need -m: dispark bench "),
+        ("seed=1,2", "seed=1,2: several values need -m: dispark bench -m seed=1,2; a list is written 'seed=[1,2]', a"),
+        ("seed=range(1,3)", "seed=range(1,3): several values need -m: dispark bench -m 'seed=range(1,3)'"),
+        ("verifier=scanner", "{stubs}/verifier/scanner.yaml, line 2: is not valid YAML (mapping values are not "),
+        ("verifier=double", "{stubs}/verifier/double.yaml, line 2: is not valid YAML (found duplicate key size)"),
+        ("verifier=control", "{stubs}/verifier/control.yaml: is not valid YAML (special characters are not allowed)"),
+        ("verifier=latin", "{stubs}/verifier/latin.yaml: is not UTF-8 text (byte 10)"),
+        ("verifier=sequence", "verifier=[a, b]: {stubs}/verifier/sequence.yaml (verifier=sequence) must hold a ma"),
+        ("verifier=text", "verifier: has no _target_; {stubs}/verifier/text.yaml (verifier=text) must name a class"),
+        ("verifier=empty", "verifier: has no _target_; {stubs}/verifier/empty.yaml (verifier=empty) must name a class"),
         ("drafter=null", "drafter=null: a group takes the name of one of its options"),
         ("max_new_tokens=-3", "max_new_tokens=-3: must be a whole number >= 1"),
         ("drafter=incomplete", "drafter.mode: must be given"),
         ("drafter.size=${nowhere}", "drafter.size: Interpolation key 'nowhere' not found"),
-        ("drafter=build", "scheduler._target_=no.such.Thing: cannot be imported"),
+        ("scheduler=absent", "scheduler._target_=no.such.Thing: module no cannot be imported (ModuleNotFoundError: No"),
+        ("drafter=full", "{runs}: No space left on device"),
+        ("name=\udcc3", "name=\\udcc3: holds letters that this locale can't read; set LC_ALL=C.UTF-8"),
         ("drafter=mistake", "drafter.size=9: must be below 5"),
         ("drafter=[[", "drafter=[[: cannot be read"),
         ("stray", "stray: is not a setting; write key=value"),
@@ -203,7 +230,10 @@ def test_a_second_run_is_skipped_until_overwritten(run: Run, here: Path) -> None
         ("paths.runs=calls.txt/x", "paths.runs=calls.txt/x/"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_code_2(run: Run, here: Path, override: str, message: str) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(
+    run: Run, here: Path, stubs: Path, runs_dir: Path, override: str, message: str
+) -> None:
+    message = message.replace("{stubs}", str(stubs)).replace("{runs}", str(runs_dir))
     (here / "calls.txt").touch()
     code, out, errors = run(override)
     assert code == 2
@@ -251,7 +281,8 @@ def test_cfg_job_shows_the_config(run: Run, here: Path) -> None:
 def test_command_help_lists_groups_and_keys(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    assert "drafter: build, crash" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("drafter: ")]
+    assert {"ngram", "crash"} <= set(line.removeprefix("drafter: ").split(", "))
     assert "max_new_tokens: 128" in out
 
 
@@ -338,13 +369,37 @@ def test_ctrl_c_is_130(here: Path, stubs: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_a_closed_pipe_is_silent(here: Path, stubs: Path) -> None:
-    process = child(stubs, *bench(stubs, "--help"))
+@pytest.mark.parametrize("words", [["--help"], [], ["drafter=flood"], ["-m", "drafter=stub,flood"]])
+def test_a_closed_pipe_is_silent(here: Path, stubs: Path, words: list[str]) -> None:
+    process = child(stubs, *bench(stubs, *words, "hydra.verbose=false"))
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait(30) == 141
     assert process.stderr is not None
-    assert process.stderr.read() == ""
+    said = process.stderr.read()
+    assert "rror" not in said
+    assert "-m" in words or said == ""
+
+
+def test_output_on_a_full_disk_is_one_line(here: Path, stubs: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    for words in ([], ["drafter=flood"]):
+        with Path("/dev/full").open("w") as full:
+            process = child(stubs, *bench(stubs, *words), stdout=full)
+            _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (2, "dispark: error: stdout: No space left on device\n")
+
+
+def test_a_locale_without_the_letters_of_a_setting(here: Path, stubs: Path) -> None:
+    (stubs / "paths").mkdir(exist_ok=True)
+    (stubs / "paths" / "letters.yaml").write_text("runs: r\u00fcns\n", encoding="utf-8")
+    for words in (["name='r\u00fcns'"], ["paths=letters"]):
+        process = child(stubs, *bench(stubs, *words), LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert err.count("\n") == 1
+        assert "set LC_ALL=C.UTF-8" in err
 
 
 def test_a_killed_sweep_resumes(here: Path, stubs: Path) -> None:

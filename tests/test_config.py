@@ -1,4 +1,4 @@
-"""The schema, its checks, `build` and its messages, and that every YAML fits the constructor it names."""
+"""`build` and its messages, and that every YAML composes and fits the constructor it names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
-from hydra.errors import HydraException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dispark import config
-from dispark.config import BenchConfig, build, resolve, slug, suggest, validate
+from dispark.checks import validate
+from dispark.config import build, resolve, slug
+from dispark.nodes import check_node
+from dispark.schema import BenchConfig
 from dispark.targets.spec import CALL_OPTIONS, TargetSpec
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -39,12 +42,12 @@ class Part:
             raise RuntimeError("out of memory")
 
 
-PART = f"{__name__}.Part"
+def untyped(size):  # type: ignore[no-untyped-def]
+    """Stands for a class whose constructor says nothing about its types."""
+    return size + 1
 
 
-def bench_config(**changes: Any) -> DictConfig:
-    groups = {group: {"_target_": "x"} for group in GROUPS}
-    return OmegaConf.merge(OmegaConf.structured(BenchConfig), groups, changes)  # type: ignore[return-value]
+PART, UNTYPED = f"{__name__}.Part", f"{__name__}.untyped"
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -85,6 +88,8 @@ def test_every_option_composes_and_fits_its_constructor(group: str, option: str)
     parameters = inspect.signature(get_object(plain.pop("_target_"))).parameters
     given = {key for key in plain if not key.startswith("_")}
     assert given <= set(parameters)
+    if "???" not in plain.values():
+        check_node(OmegaConf.to_container(composed(f"{group}={option}")[group], resolve=True), group)
     required = {name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     assert required <= given
 
@@ -95,40 +100,6 @@ def test_yamls_are_short_and_commented(path: Path) -> None:
     assert any(line.startswith("#") for line in lines)
     if path.parent != CONF:  # a primary config lists every key of its command
         assert len(lines) <= 40
-
-
-@pytest.mark.parametrize("override", ["sed=4", "seed=abc", "max_new_tokens=1.5", "overwrite=maybe", "stop_strings=x"])
-def test_schema_refuses_typos_and_types(override: str) -> None:
-    with pytest.raises(HydraException):
-        composed(override)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens=0: must be a whole number >= 1"),
-        ({"batch_size": -1}, "batch_size=-1"),
-        ({"repeats": 0}, "repeats=0"),
-        ({"chunk": 0}, "chunk=0"),
-        ({"warmup": -1}, "warmup=-1: must be a whole number >= 0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"seed": 2**63}, "seed=9223372036854775808"),
-        ({"on_overlong": "cut"}, "on_overlong=cut: must be one of"),
-        ({"stop_strings": ["a", ""]}, "stop_strings"),
-        ({"name": " "}, "name"),
-        ({"task": {"path": "???"}}, "task.path: must be given"),
-        ({"task": {"path": "${nowhere}"}}, "task.path: Interpolation key 'nowhere' not found"),
-    ],
-)
-def test_validate_names_key_and_value(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        validate(bench_config(**changes))
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
-
-
-def test_validate_accepts_the_boundaries() -> None:
-    validate(bench_config(seed=2**63 - 1, max_new_tokens=1, batch_size=1, warmup=0, name="x", stop_strings=["\n"]))
 
 
 def test_build_gives_plain_containers_and_nested_objects() -> None:
@@ -151,8 +122,17 @@ def test_build_gives_plain_containers_and_nested_objects() -> None:
         ({"_target_": PART, "size": 14}, "^drafter: bad luck$"),
         ({"_target_": PART, "size": 1, "inner": {"_target_": PART, "x": 2}}, "drafter.inner.x: .*no such setting"),
         ({"_target_": PART, "size": "${no.where}"}, "drafter.size: "),
-        ({"_target_": "no.such.module", "size": 1}, "drafter._target_=no.such.module: cannot be imported"),
-        ({"_target_": "builtins.len", "size": 1}, "^drafter: "),
+        ({"_target_": PART, "size": "abc"}, "^drafter.size=abc: must be a whole number$"),
+        ({"_target_": PART, "size": 1, "names": "abc"}, "^drafter.names=abc: must be a list of strings$"),
+        ({"_target_": PART, "size": 1, "inner": {"_target_": PART, "size": 13}}, "^drafter.inner.size=13: must not be"),
+        ({"_target_": PART, "size": 1, "inner": {"_target_": PART, "size": 14}}, "^drafter.inner: bad luck$"),
+        (
+            {"_target_": PART, "size": 1, "inner": {"a": [{"_target_": PART, "size": 14}]}},
+            r"^drafter.inner.a\[0\]: bad",
+        ),
+        ({"_target_": "no.such.module", "size": 1}, "drafter._target_=no.such.module: module no cannot be imported"),
+        ({"_target_": "builtins.len", "size": 1}, "^drafter.size: builtins.len has no such setting"),
+        ({"_target_": UNTYPED, "size": "abc"}, "^drafter: .*untyped cannot use these settings .TypeError: .*, line "),
         ({"size": 1}, "drafter: has no _target_"),
     ],
 )
@@ -168,9 +148,39 @@ def test_build_leaves_other_errors_as_they_are() -> None:
         build({"_target_": PART, "size": 15})
 
 
-def test_build_refuses_null() -> None:
-    with pytest.raises(ValueError, match="has no _target_"):
-        build(None)
+@pytest.mark.parametrize("node", [None, [1], "text"])
+def test_build_refuses_what_is_no_node(node: Any) -> None:
+    with pytest.raises(ValueError, match=r"^drafter: has no _target_"):
+        build(node, "drafter")
+    with pytest.raises(ValueError, match=r"^drafter: has no _target_"):
+        build(OmegaConf.create({"drafter": [1]}).drafter)
+
+
+def test_a_plain_node_is_named_by_the_group_given() -> None:
+    node = {"_target_": PART, "size": 1, "inner": {"a": {"_target_": PART, "size": "abc"}}}
+    for group, key in (("target", "target.inner.a.size=abc: "), ("", "inner.a.size=abc: ")):
+        with pytest.raises(ValueError) as caught:
+            build(node, group)
+        assert str(caught.value).startswith(key)
+        with pytest.raises(ValueError) as caught:
+            build(node | {"inner": {"a": {"_target_": PART, "size": 13}}}, group)
+        assert str(caught.value) == f"{key.partition('=')[0]}=13: must not be 13"
+
+
+def test_objects_that_are_built_already_pass() -> None:
+    built = Path("a")
+    assert build({"_target_": PART, "size": built, "inner": built}) == Part(built, inner=built)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, "", " ", 5, [], ["a"]])
+def test_the_folder_of_runs_is_a_path(value: Any) -> None:
+    assert config.check_runs_folder("a") == "a"
+    with pytest.raises(ValueError, match=r"^paths.runs=.*: must be the path of a folder"):
+        config.check_runs_folder(value)
+    cfg = OmegaConf.create({"runs": value, "dir": "${dispark.runs_folder:${runs}}/x"})
+    with pytest.raises(OmegaConfBaseException) as caught:
+        _ = cfg.dir
+    assert config.omegaconf_message(caught.value).startswith("paths.runs=")
 
 
 def test_resolve_returns_plain_containers() -> None:
@@ -197,9 +207,3 @@ def test_outside_hydra_there_are_no_choices_and_no_sweep() -> None:
     assert config.choices() == {}
     assert config.sweep_dir() is None
     assert composed("tracker=wandb").tracker.group is None
-
-
-def test_suggest() -> None:
-    assert suggest("ngarm", ["none", "ngram"]) == "did you mean ngram? allowed: ngram, none"
-    assert suggest("zzz", ["none"]) == "allowed: none"
-    assert suggest("zzz", []) == "allowed: nothing"

@@ -57,13 +57,21 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a temporary neighbour, syncs and renames it: readers see the old file or the new one."""
+    """Lets `write` fill a temporary neighbour, syncs and renames it: readers see the old file or the new one.
+
+    Raises:
+        OSError: it can't be written, on a full disk for example; its filename is set.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is None:  # as from every write, which knows no name
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

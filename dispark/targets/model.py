@@ -32,8 +32,12 @@ def open_target(
     """Loads a spec and wraps it, on another device or in another dtype than the spec's where given.
 
     Raises:
-        ValueError: see spec.load.
+        ValueError: this is no spec; or see spec.load.
     """
+    if not isinstance(spec, TargetSpec):
+        raise ValueError(
+            f"{spec}: is not a target; where a setting takes one, choose an option: +target@drafter.model={spec}"
+        )
     changes: dict[str, Any] = {}
     if device is not None:
         changes["device"] = str(device)

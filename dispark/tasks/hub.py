@@ -84,6 +84,8 @@ class HubSuite:
             raise ValueError(f"task.revision={revision}: must be a commit hash of {repo_id}")
         if content_sha256 is not None and not re.fullmatch(r"[0-9a-f]{8,64}", str(content_sha256)):
             raise ValueError(f"task.content_sha256={content_sha256}: must be 8 to 64 hex digits, or null for no check")
+        if not callable(template):
+            raise ValueError(f"task.template={template}: must be a node with a _target_ of dispark.tasks.templates")
         check_count("task.cap", cap)
         check_count("task.limit", limit)
         self.name = name

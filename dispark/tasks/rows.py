@@ -95,9 +95,11 @@ def read_lines(path: Path) -> list[bytes]:
     r"""Reads a file and cuts it at "\n" only: prompts contain U+2028 and its like, at which `str.splitlines` cuts too.
 
     Raises:
-        ValueError: the file is missing or unreadable.
+        ValueError: the file is missing or unreadable, or is none (a pipe or a device may never end).
     """
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"task.path={path}: is not a regular file: must be a readable JSONL file")
         return path.read_bytes().split(b"\n")
     except OSError as error:
         raise ValueError(f"task.path={path}: {error.strerror or error}: must be a readable JSONL file") from error

@@ -32,7 +32,10 @@ VERIFIERS = sorted(path.stem for path in (REPO / "conf" / "verifier").glob("*.ya
 # Weights under which each architecture repeats itself now and then, but not at once.
 # Drafters whose acceptance under these models is known not to be 0.
 OURS = ("ngram", "ngram_hf", "ngram_vllm", "draft_model", "draft_target", "synthetic")
-SPREADS = {**dict.fromkeys(("tiny", "tiny_qwen3", "tiny_gemma3"), LOOPING), "tiny_gemma4": "target.sources.random.config.initializer_range=0.08"}
+SPREADS = {
+    **dict.fromkeys(("tiny", "tiny_qwen3", "tiny_gemma3"), LOOPING),
+    "tiny_gemma4": "target.sources.random.config.initializer_range=0.08",
+}
 
 
 @cache

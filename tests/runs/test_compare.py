@@ -386,7 +386,9 @@ def test_settings_tell_runs_of_one_name_apart(tmp_path: Path) -> None:
     assert len(macro) == 3  # a macro row never mixes settings
     assert len(set(macro.matl)) == 3
     assert "draft_length=8, seed=1" in render(frame)
-    with pytest.raises(ValueError, match=r"baseline=ngram: 3 runs go by this name .*; name one by key: chat0, chat1, chat2"):
+    with pytest.raises(
+        ValueError, match=r"baseline=ngram: 3 runs go by this name .*; name one by key: chat0, chat1, chat2"
+    ):
         compare(load_runs([tmp_path / "*"]), baseline="ngram")
 
 

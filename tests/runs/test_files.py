@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -63,6 +64,17 @@ def test_write_text_replaces_and_leaves_no_temporary(tmp_path: Path) -> None:
     write_text(path, "two")
     assert path.read_text() == "two"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    def fill(path: Path) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError) as caught:
+        write_atomic(tmp_path / "run.json", fill)
+    assert caught.value.filename == str(tmp_path / "run.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:

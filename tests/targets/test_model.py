@@ -33,6 +33,11 @@ def test_open_target() -> None:
     assert other.dtype == torch.bfloat16
 
 
+def test_what_is_no_spec_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^tiny: is not a target; .*\+target@drafter\.model=tiny$"):
+        open_target("tiny")  # type: ignore[arg-type]
+
+
 def test_the_spec_says_how_calls_are_made() -> None:
     source = {"random": RandomWeights("llama", CONFIG)}
     spec = TargetSpec("mine", "random", source, device="cpu", token_bucket=8, slot_bucket=16, prefill_chunk=3)

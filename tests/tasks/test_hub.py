@@ -148,6 +148,7 @@ def test_a_folder_without_the_tasks_file_names_it(conf_task: Path, tmp_path: Pat
         ({"content_sha256": "xyz"}, r"task\.content_sha256=xyz: must be 8 to 64 hex digits"),
         ({"cap": 0}, r"task\.cap=0"),
         ({"limit": -1}, r"task\.limit=-1"),
+        ({"template": "foo"}, r"task\.template=foo: must be a node with a _target_"),
     ],
 )
 def test_hub_suite_refuses(settings: dict[str, Any], message: str) -> None:

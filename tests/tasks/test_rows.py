@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,15 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         read_lines(tmp_path / "no.jsonl")
     with pytest.raises(ValueError, match=r"task\.path=.*must be a readable JSONL file"):
         read_lines(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_what_may_never_end_is_not_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(ValueError, match=f"^task.path={path}: is not a regular file"):
+            read_lines(path)
 
 
 def test_check_unique_names_the_id() -> None:
