@@ -60,6 +60,13 @@ def _fetch(cfg: DictConfig) -> dict[str, Any]:
     return {"target": spec.name, **done.as_dict()}
 
 
+def _data(cfg: DictConfig) -> dict[str, Any]:
+    check_top_level(cfg, "data")
+    from dispark.training.data import run_data
+
+    return run_data(cfg)
+
+
 def _compare(cfg: DictConfig) -> dict[str, Any]:
     plain = check_top_level(cfg, "compare")
     from dispark.runs.compare import run_compare
@@ -71,6 +78,7 @@ COMMANDS = {
     command.name: command
     for command in (
         Command("bench", _bench, "measure a drafter against autoregressive decoding, in one loop"),
+        Command("data", _data, "make training data: prompts, and the target's answers to them"),
         Command("fetch", _fetch, "download, check and cache a target's weights"),
         Command("compare", _compare, "tabulate finished runs side by side", positional="runs"),
     )

@@ -65,7 +65,33 @@ class CompareConfig:
     markdown: str | None = None
 
 
-SCHEMAS: dict[str, type] = {"bench": BenchConfig, "fetch": FetchConfig, "compare": CompareConfig}
+@dataclass
+class DataConfig:
+    """Top level of `dispark data`; what each key means stands above it in conf/data.yaml."""
+
+    target: Any = MISSING
+    drafter: Any = MISSING
+    verifier: Any = MISSING
+    scheduler: Any = MISSING
+    sampling: Any = MISSING
+    prompts: Any = MISSING
+    paths: Any = MISSING
+    out: str = MISSING
+    seed: int = 0
+    batch_size: int = 64
+    part: int = 512
+    max_new_tokens: int = 256
+    max_prompt_tokens: int = 512
+    max_turn_tokens: int = 96
+    exclude: list[str] = field(default_factory=list)
+
+
+SCHEMAS: dict[str, type] = {
+    "bench": BenchConfig,
+    "fetch": FetchConfig,
+    "compare": CompareConfig,
+    "data": DataConfig,
+}
 for _command, _schema in SCHEMAS.items():
     ConfigStore.instance().store(name=f"{_command}_schema", node=_schema)
 

@@ -1,0 +1,122 @@
+"""What conversations start from: user turns that are known, or kinds of turns that the target is to write itself.
+
+A source gives seeds in a fixed order with ids that don't change when more are asked for, so that a larger data set
+holds the smaller one. It knows neither the tokenizer nor the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dispark.tasks.suite import JsonlSuite
+from dispark.training.prompts import template_prompts
+
+# System prompts under which a chat model that is given an empty user turn writes one of the kind.
+STEERS = {
+    "chat": "You are a helpful assistant for everyday conversations, advice and creative writing.",
+    "code": "You are a programming assistant. Users ask you to write, explain and fix Python code.",
+    "math": "You are a math tutor. Users ask you to solve word problems and equations step by step.",
+    "translation": "You are a translator. Users give you sentences to translate into other languages.",
+    "summarization": "You summarize texts. Users paste a paragraph and ask for its main points.",
+    "qa": "You answer questions about science, history, geography and technology.",
+}
+
+
+@dataclass(frozen=True)
+class Seed:
+    """Args: text: the user's turn, or None where the target writes it under `steer`."""
+
+    row_id: str
+    kind: str
+    text: str | None = None
+    steer: str | None = None
+
+
+class SeedSource(Protocol):
+    """Anything with seeds."""
+
+    def seeds(self, seed: int) -> list[Seed]:
+        """All of them, in an order that depends on `seed` only."""
+
+
+def _check_counts(counts: Mapping[str, int], allowed: Mapping[str, Any], key: str) -> None:
+    for kind, num in counts.items():
+        if kind not in allowed:
+            raise ValueError(f"prompts.{key}.{kind}: must be one of {', '.join(allowed)}")
+        if isinstance(num, bool) or not isinstance(num, int) or num < 0:
+            raise ValueError(f"prompts.{key}.{kind}={num}: must be a whole number >= 0")
+
+
+class TemplateSource:
+    """Turns from the standard library's signatures and from templates, see prompts.py.
+
+    Args:
+        counts: how many of each kind.
+    """
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        _check_counts(counts, STEERS, "counts")
+        self.counts = dict(counts)
+
+    def seeds(self, seed: int) -> list[Seed]:
+        found = []
+        for kind, num in self.counts.items():
+            texts = template_prompts(kind, num, seed) if num else []
+            found += [Seed(f"template/{kind}/{i}", kind, text) for i, text in enumerate(texts)]
+        return found
+
+
+class SelfSource:
+    """Turns that the target writes, by continuing the header of the user's turn under a system prompt of the kind.
+
+    Args:
+        counts: how many of each kind are tried; filters leave fewer.
+    """
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        _check_counts(counts, STEERS, "counts")
+        self.counts = dict(counts)
+
+    def seeds(self, seed: int) -> list[Seed]:
+        return [
+            Seed(f"self/{kind}/{i}", kind, None, STEERS[kind]) for kind, num in self.counts.items() for i in range(num)
+        ]
+
+
+class JsonlSource:
+    """First turns of a JSONL file or folder, in any format that tasks read.
+
+    Args:
+        path: the file or folder.
+        kind: what its rows are about.
+        limit: the first so many; None takes all.
+    """
+
+    def __init__(self, path: str, kind: str = "other", limit: int | None = None) -> None:
+        self._suite = JsonlSuite(path, limit=limit)
+        self.kind = kind
+
+    def seeds(self, seed: int) -> list[Seed]:
+        return [Seed(f"jsonl/{p.prompt_id}", self.kind, p.turns[0]) for p in self._suite.prompts()]
+
+
+class MixedSource:
+    """Several sources, their seeds shuffled together so that every part of the data has all of them.
+
+    Args:
+        sources: by name.
+    """
+
+    def __init__(self, sources: dict[str, Any]) -> None:
+        if not sources:
+            raise ValueError("prompts.sources: must have at least one source")
+        self.sources = dict(sources)
+
+    def seeds(self, seed: int) -> list[Seed]:
+        import random
+
+        found = [item for source in self.sources.values() for item in source.seeds(seed)]
+        random.Random(seed).shuffle(found)
+        return found

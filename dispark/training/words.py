@@ -1,0 +1,120 @@
+"""Words and sentence forms that training prompts are made of; written for this project, free of any test suite's text.
+
+Nothing but data: see prompts.py for how they are put together.
+"""
+
+from __future__ import annotations
+
+# fmt: off
+NAMES = (
+    "Ada", "Amir", "Anika", "Bruno", "Carla", "Chen", "Dario", "Edith", "Farid", "Greta", "Hana", "Igor", "Jonas",
+    "Kemal", "Leila", "Marek", "Nadia", "Oskar", "Petra", "Quentin", "Rosa", "Samir", "Tessa", "Umut", "Vera", "Wanda",
+    "Xenia", "Yusuf", "Zoe",
+)
+ITEMS = (
+    "apples", "bricks", "candles", "coins", "cups", "eggs", "flowers", "jars of honey", "keys", "lamps", "letters",
+    "marbles", "notebooks", "oranges", "pencils", "plates", "postcards", "ribbons", "seeds", "shells", "stamps",
+    "stones", "tickets", "tiles", "tomatoes",
+)
+TOPICS = (
+    "photosynthesis", "volcanoes", "inflation", "black holes", "the water cycle", "vaccines", "the French Revolution",
+    "machine learning", "recursion", "databases", "ocean tides", "plate tectonics", "the Silk Road", "jazz", "chess",
+    "electric motors", "bees", "coral reefs", "the printing press", "antibiotics", "supply and demand", "gravity",
+    "the human heart", "DNA", "glaciers", "the Roman Empire", "impressionism", "bread baking", "soil", "batteries",
+    "earthquakes", "the alphabet", "compilers", "public transport", "solar energy", "memory", "sleep", "fermentation",
+    "the stock market", "migration of birds", "rainbows", "steam engines", "satellites", "encryption", "architecture",
+    "probability", "the moon", "rivers", "insects", "poetry", "the immune system", "opera", "tea", "deserts", "maps",
+    "bridges", "paper", "wind", "democracy", "the periodic table", "mountains", "time zones", "music theory",
+)
+PLACES = (
+    "Lisbon", "Nairobi", "Kyoto", "Oslo", "Lima", "Cairo", "Prague", "Hanoi", "Montreal", "Athens", "Istanbul",
+    "Edinburgh", "Buenos Aires", "Helsinki", "Marrakesh", "Vienna", "Seoul", "Dublin", "Mumbai", "Warsaw",
+)
+PEOPLE = (
+    "my neighbor", "a new colleague", "my teacher", "an old friend", "my landlord", "a customer", "my sister",
+    "a job applicant", "my team", "the city council", "my grandfather", "a reader of my blog",
+)
+LANGUAGES = ("French", "German", "Spanish", "Italian", "Portuguese", "Dutch", "Polish", "Swedish", "Turkish")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+# fmt: on
+
+MATH = (
+    "{first} has {a} {item} and buys {b} more. Then {second} takes {c} of them. How many {item} are left?",
+    "A box holds {a} {item}. How many {item} are in {b} boxes?",
+    "{first} packs {big} {item} into bags of {c}. How many full bags are there, and how many {item} are left over?",
+    "{first} saves {a} dollars a week. After {b} weeks {first} spends {small} dollars. How much money is left?",
+    "A train travels {big} kilometers in {c} hours. What is its average speed?",
+    "A rectangle is {a} meters long and {b} meters wide. What are its area and its perimeter?",
+    "{first} is {b} years older than {second}. Together they are {big} years old. How old is each of them?",
+    "Solve for x: {c}x + {a} = {big}.",
+    "Solve the equation {c}x - {b} = {a} step by step.",
+    "What is {a} percent of {big}?",
+    "A shop sells {item} at {c} dollars each and gives {b} percent off. What do {a} {item} cost?",
+    "Compute {a} times {b} plus {c} and explain each step.",
+    "The sum of three consecutive numbers is {big}. What is the middle number, if there is one?",
+    "{first} reads {a} pages a day. How many days does a book of {big} pages take?",
+    "There are {a} {item} and {b} {other}. What is the ratio of {item} to {other} in lowest terms?",
+    "What is the greatest common divisor of {big} and {a}?",
+    "Find the derivative of f(x) = {a}x^{c} + {b}x.",
+    "A die is thrown {c} times. What is the probability that no six appears?",
+    "Convert {big} minutes into hours and minutes.",
+    "{first} runs {c} kilometers in {a} minutes. How long do {b} kilometers take at the same pace?",
+    "What is the next number in the sequence {c}, {a}, ... if each number is {b} more than twice the one before {c}?",
+    "A tank holds {big} liters and loses {c} liters an hour. How much is left after {b} hours?",
+    "Simplify the fraction {a}/{big}.",
+    "The average of {a}, {b} and x is {c}. What is x?",
+)
+SENTENCES = (
+    "{first} met {second} in {place} on {day} to talk about {topic}.",
+    "The museum in {place} shows {number} {item} that were found last year.",
+    "On {day} it rained so hard that the market in {place} was closed.",
+    "{first} has been writing a book about {topic} for {number} months.",
+    "Nobody knew why {second} had left {number} {item} at the door.",
+    "The course on {topic} starts on {day} and lasts {number} weeks.",
+    "Few people in {place} remember how the old bridge was built.",
+    "If the weather stays good, {first} will travel to {place} by bicycle.",
+    "{second} asked whether the {item} could be delivered before {day}.",
+    "Scientists from {place} published a study on {topic}.",
+    "The library lends {number} {item} a day, which surprises most visitors.",
+    "{first} thinks that {topic} should be taught in every school.",
+    "After the concert, {first} and {second} walked home through {place}.",
+    "The price of {item} has risen by {number} percent since {day}.",
+    "A small company in {place} makes {item} for the whole country.",
+    "{second} prefers to work in the evening, when the house is quiet.",
+)
+QUESTIONS = (
+    "What is {topic}?",
+    "How does {topic} work?",
+    "Why is {topic} important?",
+    "Who discovered or invented {topic}?",
+    "What are three facts about {topic}?",
+    "What is the difference between {topic} and {other}?",
+    "When did people first learn about {topic}?",
+    "What is {place} known for?",
+    "What are common misconceptions about {topic}?",
+    "Explain {topic} to a ten-year-old.",
+    "What problems does {topic} cause or solve?",
+    "How has our understanding of {topic} changed over time?",
+    "Give a short definition of {topic} and one example.",
+    "What would happen without {topic}?",
+)
+REQUESTS = (
+    "Write a short story that takes place in {place}.",
+    "Write a poem about {topic}.",
+    "Write a polite email to {person} about {topic}.",
+    "Give me {number} tips for learning about {topic}.",
+    "Plan a weekend in {place} for a family of four.",
+    "What should I say to {person} who lost interest in {topic}?",
+    "Make a list of {number} ideas for a talk about {topic}.",
+    "I want to start collecting {item}. Where do I begin?",
+    "Write a dialogue between two friends who disagree about {topic}.",
+    "Suggest a title and an outline for an essay on {topic}.",
+    "How can I explain {topic} to {person}?",
+    "Write an advertisement for a shop in {place} that sells {item}.",
+    "Describe a day in the life of someone who works with {topic}.",
+    "Write {number} quiz questions about {topic} with their answers.",
+    "Help me apologize to {person} for forgetting the {item}.",
+    "Write a letter from {place} to {person}.",
+    "Compare living in {place} with living in a small village.",
+    "Give a step-by-step guide to organizing {item} at home.",
+)
