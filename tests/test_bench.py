@@ -199,6 +199,13 @@ def test_later_turns_that_do_not_fit_are_reported(run: Run, tmp_path: Path) -> N
     assert "1 later turns were left out: no room in the context after the answers" in loaded.run["warnings"]
 
 
+def test_a_threshold_cuts_the_drafter_s_arm_only(run: Run) -> None:
+    loaded = run("drafter=dispark", "scheduler=threshold", "scheduler.threshold=0.6", "task.limit=2")
+    mine = loaded.rounds[loaded.rounds.arm == "dispark"]
+    assert (mine.num_verified < mine.num_drafted).any()
+    assert loaded.run["losslessness"]["dispark"]["verdict"] == "lossless"
+
+
 def test_sampled_runs_get_the_exact_verdict(run: Run) -> None:
     loaded = run("drafter=draft_target", "sampling=t1")
     verdict = loaded.run["losslessness"]["draft_target"]

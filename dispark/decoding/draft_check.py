@@ -71,7 +71,9 @@ def check_values(draft: Draft, drafter: Any, vocab_size: int) -> None:
     if draft.probs_BGV is not None:
         laws = draft.probs_BGV[is_drafted_BG]
         worst = float((laws.sum(-1) - 1).abs().max())
-        if not bool(torch.isfinite(laws).all()) or bool((laws < 0).any()) or worst > _SUM_TOLERANCE:
+        if not bool(torch.isfinite(laws).all()) or bool((laws < 0).any()):
+            raise _error(drafter, "probs_BGV", "an entry that is negative or not finite", "laws that sum to 1")
+        if worst > _SUM_TOLERANCE:
             raise _error(drafter, "probs_BGV", f"sums off by {worst:.3g}", "finite laws that sum to 1")
         if bool((laws.gather(1, tokens.unsqueeze(1)) <= 0).any()):
             raise _error(drafter, "tokens_BG", "a token that its own law gives no probability", "tokens drawn from it")

@@ -215,9 +215,14 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], name: str, layout: st
         for key in sorted(set(own) & set(tensors))
         if tensors[key].shape != own[key].shape
     ]
+    wrong += [
+        f"{key} {str(tensors[key].dtype).removeprefix('torch.')} instead of floating point"
+        for key in sorted(set(own) & set(tensors))
+        if key not in ("d2t", "t2d") and own[key].is_floating_point() and not tensors[key].is_floating_point()
+    ]
     problems = [
         f"{len(items)} {kind}: {', '.join(items[:_LISTED])}{', ...' if len(items) > _LISTED else ''}"
-        for kind, items in (("missing", missing), ("unused", unused), ("of a wrong shape", wrong))
+        for kind, items in (("missing", missing), ("unused", unused), ("of a wrong shape or type", wrong))
         if items
     ]
     if problems:

@@ -11,6 +11,7 @@ Weights carry DeepSpec's names. The network knows nothing of rows, caches and sa
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from dispark.drafters.confidence import ConfidenceHead
 from dispark.drafters.layers import StockLayers, layers_from, norm_like
 from dispark.drafters.sequential_heads import make_head
 from dispark.drafters.vocabulary import DraftVocabulary
+
+log = logging.getLogger(__name__)
 
 DEEPSPEC_HEADS = {"vanilla": "markov", "gated": "gated", "rnn": "rnn"}
 OWN_TENSORS = ("embed_tokens.weight", "lm_head.weight")  # the target's, copied into DeepSpec's files
@@ -184,6 +187,9 @@ class TokenEnds:
             "embed_tokens": embedding is None or _is_same(embedding, stock_embedding.weight),
             "lm_head": head is None or _is_same(head, stock_head.weight),
         }
+        others = [key for key, is_same in self.is_aliased.items() if not is_same]
+        if others:
+            log.warning("the checkpoint's own %s differ from those of target %s", " and ".join(others), target.name)
         self._embedding = stock_embedding
         if not self.is_aliased["embed_tokens"]:
             assert embedding is not None
@@ -283,7 +289,18 @@ def load_network(checkpoint: Checkpoint, config: BlockConfig, target: TargetMode
     check_target(config, target, checkpoint.name)
     if checkpoint.config.get("vocab_size") is not None:
         check_vocabulary(checkpoint.config["vocab_size"], target, checkpoint.name)
+    made_for = checkpoint.config.get("target_text_model_type") or checkpoint.config.get("target_model_type")
+    kind = str(target.model.config.model_type)
+    if isinstance(made_for, str) and made_for.split("_")[0] != kind.split("_")[0]:  # gemma4_unified is gemma4_text
+        raise ValueError(
+            f"drafter.checkpoint={checkpoint.name}: made for a {made_for} target, but {target.name} is {kind}"
+        )
     tensors = dict(checkpoint.tensors)
+    if config.draft_vocab_size is not None and "d2t" not in tensors:
+        raise ValueError(
+            f"drafter.checkpoint={checkpoint.name}: d2t is missing, which "
+            f"draft_vocab_size={config.draft_vocab_size} needs"
+        )
     ends = {key: tensors.pop(key, None) for key in OWN_TENSORS}
     vocabulary = pop_vocabulary(tensors, target, checkpoint.name)
     _check_ends(ends, config, checkpoint, target)

@@ -90,6 +90,8 @@ class BlockShape:
             raise ValueError(
                 f"drafter.random.draft_vocab_size={size}: target {target.name} has {target.vocab_size} tokens"
             )
+        if self.feature_layers is not None and not self.feature_layers:
+            raise ValueError("drafter.random.feature_layers=[]: must name at least one layer, or null")
         features = spread_layers(target.num_layers) if self.feature_layers is None else self.feature_layers
         confidence = "none"
         if self.has_confidence:
@@ -166,6 +168,9 @@ class SemiAutoregressiveDrafter:
             self._config = self.readers[self._file.layout](self._file)
             longest, self.feature_layers = self._config.max_draft_length, self._config.feature_layers
             has_head = self._config.confidence != "none"
+        if longest < 1:
+            size = self._shape.block_size if self._config is None else self._config.block_size
+            raise ValueError(f"block_size={size}: must be at least 2 where the anchor's slot drafts nothing, else 1")
         self.draft_length = longest if draft_length is None else draft_length
         if not 1 <= self.draft_length <= longest:
             raise ValueError(f"drafter.draft_length={draft_length}: must be 1 to {longest}, which one block drafts")

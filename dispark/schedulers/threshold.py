@@ -27,7 +27,7 @@ class ThresholdScheduler:
         Raises:
             ValueError: the drafter gives no confidence.
         """
-        if self._threshold == 0.0:
+        if self._threshold == 0.0 or not any(draft.lengths):  # the autoregressive arm drafts nothing
             return list(draft.lengths)
         if draft.confidence_BG is None:
             raise ValueError(

@@ -42,6 +42,9 @@ def run_data(cfg: DictConfig) -> dict[str, Any]:
         ValueError: a setting is refused, the folder can't be written or holds other data, or no row was made.
     """
     plain = resolve(cfg)
+    for key in ("batch_size", "part", "max_new_tokens", "max_prompt_tokens", "max_turn_tokens"):
+        if plain[key] < 1:
+            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
     out = Path(plain["out"])
     check_writable(out)
     settings = {key: value for key, value in plain.items() if key not in _NOT_SETTINGS}

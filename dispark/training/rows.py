@@ -70,11 +70,11 @@ class RowWriter:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._settings = json.loads(dumps(dict(settings)))
-        note = folder / "settings.json"
-        if note.is_file() and json.loads(note.read_text(encoding="utf-8")) != self._settings:
-            raise ValueError(f"out={folder}: holds rows that were made with other settings; choose another folder")
-        write_text(note, dumps(self._settings, indent=1) + "\n")
+        self._note = folder / "settings.json"
         self.rows = [_row(line) for line in self._lines()]
+        is_other = self._note.is_file() and json.loads(self._note.read_text(encoding="utf-8")) != self._settings
+        if self.rows and is_other:
+            raise ValueError(f"out={folder}: holds rows that were made with other settings; choose another folder")
         self._file: IO[str] | None = None
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -93,6 +93,7 @@ class RowWriter:
     def append(self, row: TrainingRow) -> None:
         """Writes a row through to the system at once."""
         if self._file is None:
+            write_text(self._note, dumps(self._settings, indent=1) + "\n")
             self._file = (self.folder / ROWS).open("a", encoding="utf-8", newline="\n")
         self._file.write(f"{dumps(asdict(row))}\n")
         self._file.flush()

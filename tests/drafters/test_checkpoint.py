@@ -127,7 +127,7 @@ def test_fill_lists_everything_at_once() -> None:
     message = str(caught.value)
     assert message.startswith("drafter.checkpoint=mine: tensors don't fit the toy layout: 1 missing: bias; 10 unused: ")
     assert "extra.0, extra.1" in message
-    assert message.endswith("...; 1 of a wrong shape: weight [3, 3] instead of [3, 2]")
+    assert message.endswith("...; 1 of a wrong shape or type: weight [3, 3] instead of [3, 2]")
     before = module.weight.clone()
     assert torch.equal(module.weight, before)
     fill(module, {"weight": torch.ones(3, 2), "bias": torch.zeros(3)}, "mine", "toy")

@@ -290,7 +290,11 @@ def _cut(tensors: dict[str, Tensor], names: list[str]) -> None:
 @every_method
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(_drop, "1 missing: {0}"), (_add, "1 unused: stranger"), (_cut, r"1 of a wrong shape: {0} \[63.*\] instead of")],
+    [
+        (_drop, "1 missing: {0}"),
+        (_add, "1 unused: stranger"),
+        (_cut, r"1 of a wrong shape or type: {0} \[63.*\] instead of"),
+    ],
 )
 def test_every_tensor_is_accounted_for(method: str, change: Change, message: str, tmp_path: Path) -> None:
     started(make(method), {0: [1]}).save(tmp_path / "saved")

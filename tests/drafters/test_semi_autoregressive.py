@@ -225,7 +225,7 @@ BAD_TENSORS: list[tuple[dict[str, Any], str]] = [
     ({"fc.weight": None, "norm.weight": None}, "2 missing: fc.weight, norm.weight"),
     ({"markov_head.markov_w2.weight": None}, "1 missing: markov_head.markov_w2.weight"),
     ({"layers.2.mlp.up_proj.weight": torch.zeros(1)}, "1 unused: layers.2.mlp.up_proj.weight"),
-    ({"hidden_norm.weight": torch.zeros(3)}, r"1 of a wrong shape: hidden_norm.weight \[3\] instead of \[64\]"),
+    ({"hidden_norm.weight": torch.zeros(3)}, r"1 of a wrong shape or type: hidden_norm.weight \[3\] instead of \[64\]"),
     ({"lm_head.weight": None}, "1 missing: lm_head.weight"),
     ({"embed_tokens.weight": torch.zeros(262, 3)}, r"embed_tokens.weight has shape \[262, 3\]"),
     ({"embed_tokens.weight": torch.zeros(99, 64)}, r"embed_tokens.weight has shape \[99, 64\]"),

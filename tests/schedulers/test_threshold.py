@@ -35,6 +35,7 @@ def test_it_keeps_the_sure_prefix(confidence: list[float], threshold: float, dat
 def test_lengths_bound_it_and_0_verifies_everything() -> None:
     assert ThresholdScheduler(0.5).choose(draft_of([0.9, 0.9, 0.9], 2), LOAD) == [2]
     assert ThresholdScheduler(0.0).choose(draft_of(None), LOAD) == [4]
+    assert ThresholdScheduler(0.5).choose(draft_of(None, 0), LOAD) == [0]  # nothing drafted, nothing to judge
     assert isinstance(ThresholdScheduler(), Scheduler)
     assert ThresholdScheduler.is_lossless
 

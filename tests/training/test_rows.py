@@ -66,7 +66,8 @@ def test_a_killed_run_goes_on_without_loss_or_doubles(tmp_path: Path) -> None:
 
 
 def test_other_settings_need_another_folder(tmp_path: Path) -> None:
-    RowWriter(tmp_path, SETTINGS)
+    RowWriter(tmp_path, {**SETTINGS, "seed": 9})  # a run that made nothing binds nobody
+    RowWriter(tmp_path, SETTINGS).append(row(1))
     RowWriter(tmp_path, SETTINGS)
     with pytest.raises(ValueError, match=r"out=.*: holds rows that were made with other settings"):
         RowWriter(tmp_path, {**SETTINGS, "seed": 1})
