@@ -100,7 +100,7 @@ def test_the_width_is_the_hidden_size_unless_stated() -> None:
         ({"num_heads": None}, "config.json lacks num_heads"),
         ({"width": None}, "config.json lacks width"),
         ({"width": -1}, "config.json has width=-1; must be at least 1"),
-        ({"width": 21}, r"wrong shape: heads.0.w1.bias \[20\] instead of \[21\]"),
+        ({"width": 21}, r"wrong shape or type: heads.0.w1.bias \[20\] instead of \[21\]"),
         ({"num_heads": 4}, "4 missing: heads.3.w1.bias"),
         ({"num_heads": 2}, "4 unused: heads.2.w1.bias"),
         ({"hidden_size": 48}, "made for a hidden size of 48, but target tiny has 64"),
