@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 
 from dispark.targets.cache import file_sha256, weights_sha256
 from dispark.targets.quiet import first_line
+
+log = logging.getLogger(__name__)
 
 RANDOM = "random"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+@[\w./-]+")
@@ -239,6 +242,22 @@ def state_sha256(module: nn.Module) -> str:
         digest.update(key.encode())
         digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def warn_random() -> None:
+    """Says loudly that a drafter has random weights."""
+    log.warning("drafter.checkpoint=random: RANDOM WEIGHTS, for speed only; acceptance means nothing")
+
+
+def describe(name: str, file: Checkpoint | None, network: nn.Module) -> dict[str, Any]:
+    """What results say of every learned drafter's weights; `file` is None for random ones."""
+    return {
+        "checkpoint": name,
+        "is_random": file is None,
+        "weights_sha256": state_sha256(network) if file is None else file.sha256,
+        "layout": None if file is None else file.layout,
+        "num_parameters": sum(p.numel() for p in network.parameters()),
+    }
 
 
 def save_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

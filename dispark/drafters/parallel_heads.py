@@ -10,7 +10,7 @@ baselines/medusa.py and baselines/blockwise.py); trees and acceptance rules are 
 
 from __future__ import annotations
 
-import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,14 +23,20 @@ from torch import Tensor, nn
 from dispark.decoding.operators import LinearPacks
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.target import FINAL, TargetModel
-from dispark.drafters.checkpoint import RANDOM, Checkpoint, fill, open_checkpoint, save_checkpoint, state_sha256
+from dispark.drafters.checkpoint import (
+    RANDOM,
+    Checkpoint,
+    describe,
+    fill,
+    open_checkpoint,
+    save_checkpoint,
+    warn_random,
+)
 from dispark.drafters.confidence import check_confidence
 from dispark.drafters.network import place, pop_vocabulary
 from dispark.drafters.sequential_stage import draft_block
 from dispark.drafters.vocabulary import DraftVocabulary
 from dispark.types import Draft, Features, Outcome, Request, Sampling
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class HeadsShape:
                 raise ValueError(f"drafter.random.{key}={value}: must be a whole number >= {low}")
 
 
-class ParallelHeadsDrafter:
+class ParallelHeadsDrafter(ABC):
     """Drafts one token with each head; the base of the methods, which say what a head is.
 
     Args:
@@ -91,33 +97,33 @@ class ParallelHeadsDrafter:
 
     # -- the method's part --------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _num_heads(self, file: Checkpoint) -> int:
         """Heads that a checkpoint has."""
-        raise NotImplementedError
 
     def _tensors(self, file: Checkpoint) -> dict[str, Tensor]:
         """Its tensors, named as in the network, and d2t and t2d where it has a reduced vocabulary."""
         return dict(file.tensors)
 
+    @abstractmethod
     def _network(self, target: TargetModel, tensors: Mapping[str, Tensor] | None, num_ids: int) -> nn.Module:
         """Heads over `num_ids` draft ids, with random weights, of the shape that the tensors (None: `random`) say.
 
         Raises:
             ValueError: the checkpoint was made for another target.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _head_logits(self, hidden_BD: Tensor) -> Tensor:
         """[B, G, V_draft] logits of the first `draft_length` heads."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """What the method adds to `description`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _saved_config(self) -> dict[str, Any]:
         """config.json of a saved checkpoint."""
-        raise NotImplementedError
 
     # -- set-up -------------------------------------------------------------------------------------------------
 
@@ -142,17 +148,12 @@ class ParallelHeadsDrafter:
             self.network = self._network(target, tensors, num_ids)
             fill(self.network, tensors, self.checkpoint, self._file.layout)
         place(self.network, target)
-        digest = state_sha256(self.network) if self._file is None else self._file.sha256
         if self._vocabulary is not None:
             self._vocabulary.to(target.device)
         if target.linear_backend == "onednn":
             LinearPacks(self.network).install()
         self.description = {
-            "checkpoint": self.checkpoint,
-            "is_random": self._file is None,
-            "weights_sha256": digest,
-            "layout": None if self._file is None else self._file.layout,
-            "num_parameters": sum(p.numel() for p in self.network.parameters()),
+            **describe(self.checkpoint, self._file, self.network),
             "draft_vocab_size": None if self._vocabulary is None else len(self._vocabulary.d2t),
             "feature_layers": list(self.feature_layers),
             **self._facts(),
@@ -169,7 +170,7 @@ class ParallelHeadsDrafter:
             raise ValueError(
                 f"drafter.random.draft_vocab_size={size}: target {target.name} has {target.vocab_size} tokens"
             )
-        log.warning("drafter.checkpoint=random: RANDOM WEIGHTS, for speed only; acceptance means nothing")
+        warn_random()
         self._vocabulary = None if size is None else DraftVocabulary(torch.arange(size), target.vocab_size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._shape.seed)
@@ -216,7 +217,7 @@ class ParallelHeadsDrafter:
         """Keeps the state of the last accepted draft, or of the anchor where none was."""
         self._keep(rows, features, outcome.num_accepted)
 
-    def drop(self, rows: Sequence[int]) -> None:
+    def drop(self, rows: Sequence[int]) -> None:  # noqa: B027 - a whole method: there is nothing to free
         """Nothing to do: a row's state is written anew when it begins."""
 
     def _keep(self, rows: Sequence[int], features: Features, places: Sequence[int]) -> None:

@@ -11,7 +11,6 @@ eagle.py); the target is known by its features, its embedding and its head.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.target import TargetModel, chunks
-from dispark.drafters.checkpoint import RANDOM, Checkpoint, open_checkpoint, state_sha256
+from dispark.drafters.checkpoint import RANDOM, Checkpoint, describe, open_checkpoint, warn_random
 from dispark.drafters.confidence import check_confidence
 from dispark.drafters.layers import PackedLayers
 from dispark.drafters.recurrent_config import ConfigMaker, RecurrentConfig
@@ -30,8 +29,6 @@ from dispark.drafters.recurrent_parts import RecurrentParts, load_parts, make_pa
 from dispark.drafters.sequential_stage import draft_block
 from dispark.drafters.vocabulary import DraftVocabulary
 from dispark.types import Draft, Features, Outcome, Request, Sampling
-
-log = logging.getLogger(__name__)
 
 CHUNK = 1024  # pairs a call at most: a long prompt's mask would outgrow the memory
 
@@ -103,19 +100,13 @@ class RecurrentDrafter:
         config.check_target(target, self.checkpoint)
         self.feature_layers = config.features(target)
         if self._file is None:
-            log.warning("drafter.checkpoint=random: RANDOM WEIGHTS, for speed only; acceptance means nothing")
+            warn_random()
             self._parts = make_parts(config, target, self._shape.seed)
-            digest = state_sha256(self.network)
         else:
             self._parts = load_parts(self._file, config, self.rename(self._file.tensors), target)
-            digest = self._file.sha256
         self._packed = PackedLayers(self.network.stock, target.linear_backend == "onednn", self.network)
         self.description = {
-            "checkpoint": self.checkpoint,
-            "is_random": self._file is None,
-            "weights_sha256": digest,
-            "layout": None if self._file is None else self._file.layout,
-            "num_parameters": sum(p.numel() for p in self.network.parameters()),
+            **describe(self.checkpoint, self._file, self.network),
             "is_aliased": self._parts.ends.is_aliased,
             "num_layers": config.layers.num_hidden_layers,
             "draft_vocab_size": None if self.vocabulary is None else len(self.vocabulary.d2t),

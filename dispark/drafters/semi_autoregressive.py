@@ -11,7 +11,6 @@ sequential_stage.py. The target is known by its features, its embedding and its 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.target import TargetModel
-from dispark.drafters.checkpoint import RANDOM, Checkpoint, open_checkpoint, state_sha256
+from dispark.drafters.checkpoint import RANDOM, Checkpoint, describe, open_checkpoint, warn_random
 from dispark.drafters.confidence import check_confidence
 from dispark.drafters.layers import PackedLayers, layers_like
 from dispark.drafters.network import (
@@ -40,8 +39,6 @@ from dispark.drafters.sequential_heads import HEADS
 from dispark.drafters.sequential_stage import DraftedBlock, draft_block
 from dispark.drafters.vocabulary import DraftVocabulary
 from dispark.types import Draft, Features, Outcome, Request, Sampling
-
-log = logging.getLogger(__name__)
 
 Reader = Callable[[Checkpoint], BlockConfig]
 
@@ -198,7 +195,7 @@ class SemiAutoregressiveDrafter:
         if self._file is None:
             self._config = self._shape.config(target, self._anchor_predicts)
             check_target(self._config, target, RANDOM)
-            log.warning("drafter.checkpoint=random: RANDOM WEIGHTS, for speed only; acceptance means nothing")
+            warn_random()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self._shape.seed)
                 size = self._config.draft_vocab_size
@@ -206,19 +203,13 @@ class SemiAutoregressiveDrafter:
                 self.network = BlockNetwork(self._config, target.vocab_size, vocabulary)
             place(self.network, target)
             self._ends = TokenEnds(target, vocabulary=vocabulary)
-            digest = state_sha256(self.network)
         else:
             assert self._config is not None
             self.network, self._ends = load_network(self._file, self._config, target)
-            digest = self._file.sha256
         self.feature_layers = self.config.feature_layers
         self._packed = PackedLayers(self.network.stock, target.linear_backend == "onednn", self.network)
         self.description = {
-            "checkpoint": self.checkpoint,
-            "is_random": self._file is None,
-            "weights_sha256": digest,
-            "layout": None if self._file is None else self._file.layout,
-            "num_parameters": sum(p.numel() for p in self.network.parameters()),
+            **describe(self.checkpoint, self._file, self.network),
             "is_aliased": self._ends.is_aliased,
             "block_size": self.config.block_size,
             "head": self.config.head,

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dispark.targets.cache import file_sha256
+
 OWN_PACKAGES = ("dispark", "baselines")
 _PATH_KEYS = ("path", "checkpoint", "powercap")
 _SKIPPED_GROUPS = ("paths", "tracker", "hydra", "meter")
@@ -67,7 +69,7 @@ def _module_sha256(target: str) -> str | None:
         except Exception:  # importing a parent package runs its code, which may fail in any way
             return None
         if spec is not None and spec.origin and Path(spec.origin).is_file():
-            return _file_sha256(Path(spec.origin))
+            return file_sha256(Path(spec.origin))
     return None
 
 
@@ -75,16 +77,11 @@ def _path_sha256(path: Path) -> str | None:
     """Of a file, or of the names and contents of a folder's own files."""
     try:
         if path.is_file():
-            return _file_sha256(path)
+            return file_sha256(path)
         if not path.is_dir():
             return None
         files = sorted(file for file in path.iterdir() if file.is_file())
-        lines = "".join(f"{_file_sha256(file)}  {file.name}\n" for file in files)
+        lines = "".join(f"{file_sha256(file)}  {file.name}\n" for file in files)
     except OSError:
         return None
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
