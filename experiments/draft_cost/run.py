@@ -35,7 +35,8 @@ from dispark.types import Sampling
 from dispark.verifiers.rejection import RejectionVerifier
 
 DRAFTERS = (
-    "dispark,dispark+num_candidates=64,dispark_gated,dispark_rnn,dflash,medusa,blockwise,eagle3,eagle,mtp,"
+    "dispark,dispark+num_candidates=64,dispark+num_candidates=64+random.draft_vocab_size=8192,dispark_gated,dispark_rnn,"
+    "dflash,dflash+random.draft_vocab_size=8192,medusa,blockwise,eagle3,eagle,mtp,"
     "self_speculation,draft_model"
 )
 SKIPPED_ROUNDS = 3  # the first ones allocate
