@@ -116,6 +116,17 @@ class BlockwiseDrafter(ParallelHeadsDrafter):
         self._ends = TokenEnds(target, vocabulary=self._vocabulary)
         return BlockwiseHeads(num_heads, target.hidden_size, width)
 
+    def _start_heads(self, target: TargetModel) -> None:
+        """Every head starts as the target's own, which guesses one token too few."""
+        with torch.no_grad():
+            for name, weight in self.network.named_parameters():
+                if ".w2." in name:
+                    weight.zero_()
+
+    def train_logits(self, hidden_MD: Tensor, ends: Any) -> Tensor:
+        logits: Tensor = ends.logits(self.network.states(hidden_MD, len(self.network.heads)))
+        return logits
+
     def _head_logits(self, hidden_BD: Tensor) -> Tensor:
         return self._ends.logits(self.network.states(hidden_BD, self.draft_length))
 
@@ -126,14 +137,13 @@ class BlockwiseDrafter(ParallelHeadsDrafter):
             "is_aliased": self._ends.is_aliased,
         }
 
-    def _saved_config(self) -> dict[str, Any]:
-        assert self._target is not None
+    def _saved_config(self, target: TargetModel) -> dict[str, Any]:
         return {
             "dispark_kind": KIND,
             "num_heads": len(self.network.heads),
             "width": self.network.width,
-            "hidden_size": self._target.hidden_size,
-            "vocab_size": self._target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "vocab_size": target.vocab_size,
         }
 
 

@@ -126,16 +126,30 @@ class MedusaDrafter(ParallelHeadsDrafter):
             check_vocabulary(sizes.pop(), target, self.checkpoint)
         return MedusaHeads(*count(tensors), target.hidden_size, num_ids)
 
+    def _start_heads(self, target: TargetModel) -> None:
+        """As the authors train: every head starts as the target's own."""
+        rows = target.model.get_output_embeddings().weight.detach()
+        if self._vocabulary is not None:
+            rows = rows[self._vocabulary.ids.to(rows.device)]
+        with torch.no_grad():
+            for name, weight in self.network.named_parameters():
+                if _LAST.fullmatch(name):
+                    weight.copy_(rows)
+                else:
+                    weight.zero_()
+
+    def train_logits(self, hidden_MD: Tensor, ends: Any) -> Tensor:
+        return self.network.logits(hidden_MD, len(self.network))
+
     def _head_logits(self, hidden_BD: Tensor) -> Tensor:
         return self.network.logits(hidden_BD, self.draft_length)
 
     def _facts(self) -> dict[str, Any]:
         return {"num_heads": len(self.network), "num_layers": self.network.num_layers}
 
-    def _saved_config(self) -> dict[str, Any]:
-        assert self._target is not None
+    def _saved_config(self, target: TargetModel) -> dict[str, Any]:
         return {
-            "base_model_name_or_path": self._target.name,
+            "base_model_name_or_path": target.name,
             "medusa_num_heads": len(self.network),
             "medusa_num_layers": self.network.num_layers,
         }

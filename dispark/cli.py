@@ -67,6 +67,13 @@ def _data(cfg: DictConfig) -> dict[str, Any]:
     return run_data(cfg)
 
 
+def _train(cfg: DictConfig) -> dict[str, Any]:
+    check_top_level(cfg, "train")
+    from dispark.training.train import run_train
+
+    return run_train(cfg)
+
+
 def _compare(cfg: DictConfig) -> dict[str, Any]:
     plain = check_top_level(cfg, "compare")
     from dispark.runs.compare import run_compare
@@ -79,6 +86,7 @@ COMMANDS = {
     for command in (
         Command("bench", _bench, "measure a drafter against autoregressive decoding, in one loop"),
         Command("data", _data, "make training data: prompts, and the target's answers to them"),
+        Command("train", _train, "train drafters side by side on such data"),
         Command("fetch", _fetch, "download, check and cache a target's weights"),
         Command("compare", _compare, "tabulate finished runs side by side", positional="runs"),
     )

@@ -86,11 +86,39 @@ class DataConfig:
     exclude: list[str] = field(default_factory=list)
 
 
+@dataclass
+class TrainConfig:
+    """Top level of `dispark train`; what each key means stands above it in conf/train.yaml."""
+
+    target: Any = MISSING
+    optimizer: Any = MISSING
+    tracker: Any = MISSING
+    paths: Any = MISSING
+    students: dict[str, Any] = MISSING
+    data: str = MISSING
+    out: str = MISSING
+    seed: int = 0
+    steps: int = 1000
+    batch_rows: int = 2
+    accumulate: int = 1
+    max_tokens: int = 1024
+    held_out: int = 48
+    log_every: int = 20
+    checkpoint_every: int = 250
+    minutes: float | None = None
+    divergence: float | None = 1.5
+    parity_rows: int = 8
+    parity_tokens: int = 32
+    parity_tolerance: float = 0.1
+    overwrite: bool = False
+
+
 SCHEMAS: dict[str, type] = {
     "bench": BenchConfig,
     "fetch": FetchConfig,
     "compare": CompareConfig,
     "data": DataConfig,
+    "train": TrainConfig,
 }
 for _command, _schema in SCHEMAS.items():
     ConfigStore.instance().store(name=f"{_command}_schema", node=_schema)

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dispark.runs.files import write_atomic, write_text
 from dispark.targets.cache import file_sha256, weights_sha256
 from dispark.targets.quiet import first_line
 
@@ -260,10 +261,15 @@ def describe(name: str, file: Checkpoint | None, network: nn.Module) -> dict[str
     }
 
 
+def in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Floating-point tensors in the dtype that a checkpoint has, others as they are."""
+    return {key: value.to(dtype) if value.is_floating_point() else value for key, value in tensors.items()}
+
+
 def save_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes config.json and model.safetensors; the folder is made."""
+    """Writes config.json and model.safetensors, each atomically; the folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
     # Contiguous copies: aliased or sliced tensors can't be stored as they are.
     plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "config.json", json.dumps(dict(config), indent=2) + "\n")
+    write_atomic(folder / "model.safetensors", lambda path: save_file(plain, path, metadata={"format": "pt"}))

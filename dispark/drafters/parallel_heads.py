@@ -28,6 +28,7 @@ from dispark.drafters.checkpoint import (
     Checkpoint,
     describe,
     fill,
+    in_dtype,
     open_checkpoint,
     save_checkpoint,
     warn_random,
@@ -92,6 +93,7 @@ class ParallelHeadsDrafter(ABC):
             raise ValueError(f"drafter.draft_length={draft_length}: must be 1 to {longest}, one token a head")
         check_confidence(confidence, False, "this drafter")
         self._target: TargetModel | None = None
+        self._made_for: TargetModel | None = None
         self._vocabulary: DraftVocabulary | None = None
         self.description: dict[str, Any] = {}
 
@@ -118,11 +120,15 @@ class ParallelHeadsDrafter(ABC):
         """[B, G, V_draft] logits of the first `draft_length` heads."""
 
     @abstractmethod
+    def train_logits(self, hidden_MD: Tensor, ends: Any) -> Tensor:
+        """[M, heads, V_draft] logits of all heads, with gradients; `ends` are the target's, see training/ends.py."""
+
+    @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """What the method adds to `description`."""
 
     @abstractmethod
-    def _saved_config(self) -> dict[str, Any]:
+    def _saved_config(self, target: TargetModel) -> dict[str, Any]:
         """config.json of a saved checkpoint."""
 
     # -- set-up -------------------------------------------------------------------------------------------------
@@ -140,13 +146,8 @@ class ParallelHeadsDrafter(ABC):
 
     def _load(self, target: TargetModel) -> None:
         if self._file is None:
-            self.network = self._draw(target)
-        else:
-            tensors = self._tensors(self._file)
-            self._vocabulary = pop_vocabulary(tensors, target, self.checkpoint)
-            num_ids = target.vocab_size if self._vocabulary is None else len(self._vocabulary.d2t)
-            self.network = self._network(target, tensors, num_ids)
-            fill(self.network, tensors, self.checkpoint, self._file.layout)
+            warn_random()
+        self._make(target, None)
         place(self.network, target)
         if self._vocabulary is not None:
             self._vocabulary.to(target.device)
@@ -159,8 +160,20 @@ class ParallelHeadsDrafter(ABC):
             **self._facts(),
         }
 
-    def _draw(self, target: TargetModel) -> nn.Module:
-        """A network with random weights.
+    def _make(self, target: TargetModel, draft_ids: Tensor | None) -> None:
+        """The network, from the checkpoint or with random weights."""
+        if self._file is None:
+            self.network = self._draw(target, draft_ids)
+        else:
+            tensors = self._tensors(self._file)
+            self._vocabulary = pop_vocabulary(tensors, target, self.checkpoint)
+            num_ids = target.vocab_size if self._vocabulary is None else len(self._vocabulary.d2t)
+            self.network = self._network(target, tensors, num_ids)
+            fill(self.network, tensors, self.checkpoint, self._file.layout)
+        self._made_for = target
+
+    def _draw(self, target: TargetModel, draft_ids: Tensor | None) -> nn.Module:
+        """A network with random weights; its draft vocabulary is the first ids unless others are given.
 
         Raises:
             ValueError: more draft ids than the target has.
@@ -170,19 +183,47 @@ class ParallelHeadsDrafter(ABC):
             raise ValueError(
                 f"drafter.random.draft_vocab_size={size}: target {target.name} has {target.vocab_size} tokens"
             )
-        warn_random()
-        self._vocabulary = None if size is None else DraftVocabulary(torch.arange(size), target.vocab_size)
+        if draft_ids is None and size is not None:
+            draft_ids = torch.arange(size)
+        self._vocabulary = None if draft_ids is None else DraftVocabulary(draft_ids, target.vocab_size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._shape.seed)
-            return self._network(target, None, target.vocab_size if size is None else size)
+            return self._network(target, None, target.vocab_size if draft_ids is None else len(draft_ids))
+
+    def start(self, target: TargetModel, draft_ids: Tensor | None = None) -> nn.Module:
+        """Float32 heads to be trained, from the checkpoint or fresh; `save` writes them as they then are.
+
+        Args:
+            target: what they will draft for.
+            draft_ids: int64 ascending target ids, where fresh heads have a reduced draft vocabulary.
+
+        Raises:
+            ValueError: see `bind`.
+        """
+        self._make(target, draft_ids)
+        if self._file is None:
+            self._start_heads(target)
+        return self.network.float().to(target.device)
+
+    def _start_heads(self, target: TargetModel) -> None:  # noqa: B027 - a method whose heads need it overrides it
+        """Gives fresh heads the weights that training starts from, where those aren't the random ones."""
+
+    @property
+    def draft_vocab_size(self) -> int | None:
+        """Ids that can be drafted; None is all."""
+        return self._shape.draft_vocab_size if self._vocabulary is None else len(self._vocabulary.d2t)
+
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        return self._vocabulary
 
     def save(self, folder: str | Path) -> None:
-        """Writes the heads as a checkpoint that loads to the same drafts; `bind` comes first."""
-        assert self._target is not None, "bind() comes first"
-        tensors = dict(self.network.state_dict())
+        """Writes the heads as a checkpoint that loads to the same drafts; `bind` or `start` comes first."""
+        assert self._made_for is not None, "bind() or start() comes first"
+        tensors = in_dtype(self.network.state_dict(), self._made_for.dtype)
         if self._vocabulary is not None:
             tensors |= self._vocabulary.state_dict()
-        save_checkpoint(Path(folder), self._saved_config(), tensors)
+        save_checkpoint(Path(folder), self._saved_config(self._made_for), tensors)
 
     # -- rounds -------------------------------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ class RecurrentDrafter:
         self.feature_layers: tuple[int, ...] = ()  # known once the target is
         self.description: dict[str, Any] = {}
         self._target: TargetModel | None = None
+        self._made_for: TargetModel | None = None
         self._pending: dict[int, tuple[Tensor, list[int]]] = {}  # features and tokens that the row has yet to take in
 
     # -- set-up -------------------------------------------------------------------------------------------------
@@ -95,23 +96,48 @@ class RecurrentDrafter:
 
     def _load(self, target: TargetModel) -> None:
         if self._file is None:
+            warn_random()
+        self._make(target, None)
+        self._packed = PackedLayers(self.network.stock, target.linear_backend == "onednn", self.network)
+        self.description = {
+            **describe(self.checkpoint, self._file, self.network),
+            "is_aliased": self._parts.ends.is_aliased,
+            "num_layers": self.config.layers.num_hidden_layers,
+            "draft_vocab_size": None if self.vocabulary is None else len(self.vocabulary.d2t),
+            "feature_layers": list(self.feature_layers),
+        }
+
+    def _make(self, target: TargetModel, draft_ids: Tensor | None) -> None:
+        """The parts, from the checkpoint or with random weights."""
+        if self._file is None:
             self._config = self._shape.config(target)
         config = self.config
         config.check_target(target, self.checkpoint)
         self.feature_layers = config.features(target)
         if self._file is None:
-            warn_random()
-            self._parts = make_parts(config, target, self._shape.seed)
+            self._parts = make_parts(config, target, self._shape.seed, draft_ids)
         else:
             self._parts = load_parts(self._file, config, self.rename(self._file.tensors), target)
-        self._packed = PackedLayers(self.network.stock, target.linear_backend == "onednn", self.network)
-        self.description = {
-            **describe(self.checkpoint, self._file, self.network),
-            "is_aliased": self._parts.ends.is_aliased,
-            "num_layers": config.layers.num_hidden_layers,
-            "draft_vocab_size": None if self.vocabulary is None else len(self.vocabulary.d2t),
-            "feature_layers": list(self.feature_layers),
-        }
+        self._made_for = target
+
+    def start(self, target: TargetModel, draft_ids: Tensor | None = None) -> RecurrentNetwork:
+        """A float32 network to be trained, from the checkpoint or with fresh weights; `save` writes it as it then is.
+
+        Args:
+            target: what it will draft for.
+            draft_ids: int64 ascending target ids, where fresh weights have a reduced draft vocabulary.
+
+        Raises:
+            ValueError: see `bind`.
+        """
+        self._make(target, draft_ids)
+        return self.network.float()
+
+    @property
+    def draft_vocab_size(self) -> int | None:
+        """Ids that can be drafted; None is all."""
+        size: int | None = self._shape.draft_vocab_size if self._config is None else self._config.draft_vocab_size
+        return size
 
     def rename(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """A checkpoint's tensors under the network's names."""
@@ -135,17 +161,17 @@ class RecurrentDrafter:
         return self._parts.vocabulary
 
     def save(self, folder: str | Path) -> None:
-        """Writes the drafter, bound before, as a checkpoint that drafts bit for bit the same.
+        """Writes the drafter, bound or started before, as a checkpoint that drafts bit for bit the same.
 
         Raises:
             ValueError: it has not been bound to a target yet.
         """
-        if self._target is None:
+        if self._made_for is None:
             raise ValueError(
                 f"drafter.checkpoint={self.checkpoint}: save() comes after bind(), which makes the network"
             )
         keys = self.saved_keys()
-        save_parts(Path(folder), self._parts, self.config, self._target, keys, self.saves_ends)
+        save_parts(Path(folder), self._parts, self.config, self._made_for, keys, self.saves_ends)
 
     def saved_keys(self) -> dict[str, Any]:
         """What config.json needs beside the layers' keys, by the layout that the method is saved in."""

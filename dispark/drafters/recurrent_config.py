@@ -123,5 +123,6 @@ class ConfigMaker(Protocol):
     """A method's shape: RecurrentShape with the config that it stands for on a target."""
 
     seed: int
+    draft_vocab_size: int | None
 
     def config(self, target: TargetModel) -> RecurrentConfig: ...

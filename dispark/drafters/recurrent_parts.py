@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dispark.decoding.target import TargetModel
-from dispark.drafters.checkpoint import Checkpoint, fill, save_checkpoint
+from dispark.drafters.checkpoint import Checkpoint, fill, in_dtype, save_checkpoint
 from dispark.drafters.network import TokenEnds, place, pop_vocabulary
 from dispark.drafters.recurrent_config import EMBEDDING_TENSOR, HEAD_TENSOR, RecurrentConfig
 from dispark.drafters.recurrent_network import RecurrentNetwork
@@ -31,10 +31,13 @@ class RecurrentParts:
     vocabulary: DraftVocabulary | None
 
 
-def make_parts(config: RecurrentConfig, target: TargetModel, seed: int) -> RecurrentParts:
-    """Random weights between the target's own ends; the first `draft_vocab_size` ids can be drafted."""
-    size = config.draft_vocab_size
-    vocabulary = None if size is None else DraftVocabulary(torch.arange(size), target.vocab_size).to(target.device)
+def make_parts(
+    config: RecurrentConfig, target: TargetModel, seed: int, draft_ids: Tensor | None = None
+) -> RecurrentParts:
+    """Random weights between the target's own ends; `draft_ids`, or the first ones, can be drafted."""
+    if draft_ids is None and config.draft_vocab_size is not None:
+        draft_ids = torch.arange(config.draft_vocab_size)
+    vocabulary = None if draft_ids is None else DraftVocabulary(draft_ids, target.vocab_size).to(target.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = config.network(target)
@@ -135,4 +138,5 @@ def save_parts(
         if has_ends or not is_aliased[name.removesuffix(".weight")]
     }
     maps = {} if vocabulary is None else vocabulary.state_dict()
-    save_checkpoint(folder, config.layers.to_dict() | given, parts.network.state_dict() | ends | maps)
+    network = in_dtype(parts.network.state_dict(), target.dtype)
+    save_checkpoint(folder, config.layers.to_dict() | given, network | ends | maps)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from dispark.decoding.target import TargetModel
-from dispark.drafters.checkpoint import save_checkpoint
+from dispark.drafters.checkpoint import in_dtype, save_checkpoint
 from dispark.drafters.network import BlockConfig, BlockNetwork
 
 _FAMILIES = {"qwen3": "Qwen3", "gemma4_text": "Gemma4", "llama": "Llama", "gemma3_text": "Gemma3"}
@@ -71,7 +71,7 @@ def save_block(folder: Path, network: BlockNetwork, target: TargetModel, has_end
         has_ends: write copies of both, as DeepSpec's loader needs; not done for z-lab's layout or a reduced vocabulary.
     """
     has_ends = has_ends and network.config.anchor_predicts and network.vocabulary is None
-    tensors: dict[str, Tensor] = dict(network.state_dict())
+    tensors: dict[str, Tensor] = in_dtype(network.state_dict(), target.dtype)
     if has_ends:
         tensors["embed_tokens.weight"] = target.model.get_input_embeddings().weight
         tensors["lm_head.weight"] = target.model.get_output_embeddings().weight

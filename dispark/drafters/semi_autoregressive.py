@@ -35,7 +35,7 @@ from dispark.drafters.network import (
     read_deepspec,
 )
 from dispark.drafters.saving import save_block
-from dispark.drafters.sequential_heads import HEADS
+from dispark.drafters.sequential_heads import HEADS, start_head
 from dispark.drafters.sequential_stage import DraftedBlock, draft_block
 from dispark.drafters.vocabulary import DraftVocabulary
 from dispark.types import Draft, Features, Outcome, Request, Sampling
@@ -172,7 +172,9 @@ class SemiAutoregressiveDrafter:
         if not 1 <= self.draft_length <= longest:
             raise ValueError(f"drafter.draft_length={draft_length}: must be 1 to {longest}, which one block drafts")
         check_confidence(confidence, has_head, "this drafter")
+        self.network: BlockNetwork
         self._target: TargetModel | None = None
+        self._made_for: TargetModel | None = None
         self._pending: list[tuple[list[int], Features, list[int]]] = []
         self.description: dict[str, Any] = {}
 
@@ -193,19 +195,13 @@ class SemiAutoregressiveDrafter:
 
     def _load(self, target: TargetModel) -> None:
         if self._file is None:
-            self._config = self._shape.config(target, self._anchor_predicts)
-            check_target(self._config, target, RANDOM)
             warn_random()
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self._shape.seed)
-                size = self._config.draft_vocab_size
-                vocabulary = None if size is None else DraftVocabulary(torch.arange(size), target.vocab_size)
-                self.network = BlockNetwork(self._config, target.vocab_size, vocabulary)
+            vocabulary = self._draw(target, None)
             place(self.network, target)
             self._ends = TokenEnds(target, vocabulary=vocabulary)
         else:
-            assert self._config is not None
-            self.network, self._ends = load_network(self._file, self._config, target)
+            self.network, self._ends = load_network(self._file, self.config, target)
+        self._made_for = target
         self.feature_layers = self.config.feature_layers
         self._packed = PackedLayers(self.network.stock, target.linear_backend == "onednn", self.network)
         self.description = {
@@ -216,15 +212,52 @@ class SemiAutoregressiveDrafter:
             "feature_layers": list(self.config.feature_layers),
         }
 
+    def _draw(self, target: TargetModel, draft_ids: Tensor | None) -> DraftVocabulary | None:
+        """Makes a float32 network with random weights; it drafts the first ids unless others are given."""
+        self._config = config = self._shape.config(target, self._anchor_predicts)
+        check_target(config, target, RANDOM)
+        if draft_ids is None and config.draft_vocab_size is not None:
+            draft_ids = torch.arange(config.draft_vocab_size)
+        vocabulary = None if draft_ids is None else DraftVocabulary(draft_ids, target.vocab_size)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._shape.seed)
+            self.network = BlockNetwork(config, target.vocab_size, vocabulary)
+        return vocabulary
+
+    def start(self, target: TargetModel, draft_ids: Tensor | None = None) -> BlockNetwork:
+        """A float32 network to be trained, from the checkpoint or with fresh weights; `save` writes it as it then is.
+
+        Args:
+            target: what it will draft for.
+            draft_ids: int64 ascending target ids, where fresh weights have a reduced draft vocabulary.
+
+        Raises:
+            ValueError: see `bind`.
+        """
+        if self._file is None:
+            self._draw(target, draft_ids)
+            if self.network.markov_head is not None:
+                start_head(self.network.markov_head, self._shape.seed)
+        else:
+            self.network, _ = load_network(self._file, self.config, target)
+        self.feature_layers = self.config.feature_layers
+        self._made_for = target
+        return self.network.float().to(target.device)
+
     @property
     def config(self) -> BlockConfig:
         assert self._config is not None, "bind() comes first"
         return self._config
 
+    @property
+    def draft_vocab_size(self) -> int | None:
+        """Ids that can be drafted; None is all."""
+        return self._shape.draft_vocab_size if self._config is None else self._config.draft_vocab_size
+
     def save(self, folder: str | Path, has_ends: bool = True) -> None:
-        """Writes the network of a bound drafter; see saving.py."""
-        assert self._target is not None, "bind() comes first"
-        save_block(Path(folder), self.network, self._target, has_ends)
+        """Writes the network of a bound or started drafter; see saving.py."""
+        assert self._made_for is not None, "bind() or start() comes first"
+        save_block(Path(folder), self.network, self._made_for, has_ends)
 
     # -- rounds -------------------------------------------------------------------------------------------------
 

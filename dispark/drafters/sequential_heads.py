@@ -108,3 +108,10 @@ def make_head(kind: str, vocab_size: int, rank: int, hidden_size: int, draft_voc
         return MarkovHead(vocab_size, rank, draft_vocab_size)
     heads: dict[str, Any] = {"gated": GatedMarkovHead, "rnn": RnnHead}
     return heads[kind](vocab_size, rank, draft_vocab_size, hidden_size=hidden_size)
+
+
+def start_head(head: MarkovHead, seed: int) -> None:
+    """Weights to train from: nothing is added to the base logits yet, and W1's rows have about unit length."""
+    rank = head.markov_w1.embedding_dim
+    nn.init.normal_(head.markov_w1.weight, std=rank**-0.5, generator=torch.Generator().manual_seed(seed))
+    nn.init.zeros_(head.markov_w2.weight)

@@ -59,6 +59,11 @@ class DraftVocabulary(nn.Module):
         """Target ids of draft ids, any shape."""
         return draft_ids + self.d2t[draft_ids]
 
+    def to_draft(self, target_ids: Tensor) -> Tensor:
+        """Draft ids of target ids, any shape; -1 for those that can't be drafted."""
+        found = torch.searchsorted(self.ids, target_ids).clamp_max(len(self.d2t) - 1)
+        return torch.where(self.t2d[target_ids], found, -1)
+
     def widen(self, probs: Tensor) -> Tensor:
         """[..., V_draft] probabilities over the target's vocabulary, 0 where nothing can be drafted."""
         wide = torch.zeros((*probs.shape[:-1], self.vocab_size), dtype=probs.dtype, device=probs.device)

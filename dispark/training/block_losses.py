@@ -1,38 +1,47 @@
 """Losses of block-parallel drafters (DSpark, Cheng et al. 2026, section 3; DFlash is the cross entropy alone).
 
-Three parts, each a weighted mean over supervised slots: cross entropy against the text's own token, the L1 distance
-between draft and target distributions (twice their total variation), and binary cross entropy of the confidence
-against the chance that the token is accepted, 1 - L1 / 2, which gets no gradient. Slot k of a block weighs w_k. The
-paper writes w_k = exp(-(k - 1) / block size), k from 1; DeepSpec's code takes exp(-k / 4), k from 0.
+Four parts, each a weighted mean over supervised slots: cross entropy against the text's own token, the L1 distance
+between draft and target distributions (twice their total variation), soft cross entropy against the target's
+distribution (its gradient is that of the KL divergence), and binary cross entropy of the confidence against the chance
+that the token is accepted, 1 - L1 / 2, which gets no gradient. Slot k of a block weighs w_k. The paper writes
+w_k = exp(-(k - 1) / block size), k from 1; DeepSpec's code takes exp(-k / 4), k from 0: `decay` is either.
+
+A token that a reduced vocabulary lacks has no cross entropy; its slot counts in the other parts.
 
 It knows neither networks nor data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dispark.training.distances import ProbsAt, SlotWeights, distances
+
 _EPSILON = 1e-6  # in a denominator that may be 0 where nothing is supervised
 
 
 @dataclass(frozen=True)
 class BlockLossWeights:
-    """Factors of the three parts, and how slots decay: exp(-k / decay), k from 0; None weighs all alike."""
+    """Factors of the parts, and how slots decay: exp(-k / decay), k from 0; None weighs all alike."""
 
     ce: float = 0.1
     l1: float = 0.9
     confidence: float = 1.0
     decay: float | None = 4.0
+    soft: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in ("ce", "l1", "confidence"):
-            if getattr(self, key) < 0:
+        for key in ("ce", "l1", "confidence", "soft"):
+            if not getattr(self, key) >= 0:
                 raise ValueError(f"loss.{key}={getattr(self, key)}: must be at least 0")
-        if self.decay is not None and self.decay <= 0:
+        if not self.ce + self.l1 + self.confidence + self.soft > 0:
+            raise ValueError("loss.ce=0, l1=0, confidence=0, soft=0: at least one must be above 0")
+        if self.decay is not None and not self.decay > 0:
             raise ValueError(f"loss.decay={self.decay}: must be above 0, or null for no decay")
 
     def slots(self, num_slots: int, device: torch.device) -> Tensor:
@@ -44,54 +53,75 @@ class BlockLossWeights:
 
 @dataclass(frozen=True)
 class BlockLoss:
-    """The total and its parts before their factors, scalars; accept_BAG are float32 1 - L1 / 2 of every slot."""
+    """The total, with gradient, and its parts before their factors, scalars without; accept_BAG are float32 1 - L1 / 2
+    of every slot, is_right_BAG whether the two most likely tokens agree."""
 
     total: Tensor
     ce: Tensor
     l1: Tensor
+    soft: Tensor
     confidence: Tensor
     accept_BAG: Tensor
+    is_right_BAG: Tensor
+
+
+@dataclass(frozen=True)
+class BlockTruth:
+    """What the slots are held against.
+
+    Args:
+        probs_at: the target's float32 probabilities of what can be drafted, for a slice of the B * A * G slots.
+        outside_BAG: float32 the target's mass on what can't be drafted.
+        labels_BAG: int64 the text's own tokens as draft ids, -1 where they can't be drafted.
+        is_supervised_BAG: bool.
+    """
+
+    probs_at: ProbsAt
+    outside_BAG: Tensor
+    labels_BAG: Tensor
+    is_supervised_BAG: Tensor
 
 
 def block_loss(
     logits_BAGV: Tensor,
-    target_logits_BAGV: Tensor,
-    labels_BAG: Tensor,
-    is_supervised_BAG: Tensor,
+    truth: BlockTruth,
     confidence_BAG: Tensor | None,
     weights: BlockLossWeights,
+    reduce: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> BlockLoss:
     """One batch's loss.
 
     Args:
         logits_BAGV: the drafter's, corrected.
-        target_logits_BAGV: the target's for the same tokens.
-        labels_BAG: int64 indices into V.
-        is_supervised_BAG: bool.
+        truth: for the same slots.
         confidence_BAG: float32 logits, or None without a confidence head.
         weights: of parts and slots.
+        reduce: adds the sums of weights of all processes that share the batch.
     """
-    weight_BAG = is_supervised_BAG.float() * weights.slots(labels_BAG.shape[-1], labels_BAG.device)
-    total_weight = weight_BAG.sum() + _EPSILON
-
-    def mean(values_BAG: Tensor) -> Tensor:
-        return (values_BAG * weight_BAG).sum() / total_weight
-
-    ce = mean(
-        F.cross_entropy(logits_BAGV.float().flatten(0, -2), labels_BAG.flatten(), reduction="none").view_as(weight_BAG)
+    labels, seen = truth.labels_BAG, truth.is_supervised_BAG
+    weight_BAG = seen.float() * weights.slots(labels.shape[-1], labels.device)
+    label_weight_BAG = weight_BAG * (labels >= 0)
+    sums = reduce(torch.stack([weight_BAG.sum(), label_weight_BAG.sum()])) + _EPSILON
+    slot_S, label_S = (weight_BAG / sums[0]).flatten(), (label_weight_BAG / sums[1]).flatten()
+    found = distances(
+        logits_BAGV.flatten(0, -2),
+        truth.probs_at,
+        truth.outside_BAG.flatten(),
+        labels.flatten(),
+        SlotWeights(weights.ce * label_S, weights.l1 * slot_S, weights.soft * slot_S),
     )
-    l1_BAG = (logits_BAGV.float().softmax(-1) - target_logits_BAGV.float().softmax(-1)).abs().sum(-1)
-    accept_BAG = (1 - 0.5 * l1_BAG).clamp(0, 1).detach()
-    l1 = mean(l1_BAG)
-    confidence = torch.zeros((), device=l1.device)
+    total, accept_S = found.total, found.accept_S
+    confidence = torch.zeros((), device=labels.device)
     if confidence_BAG is not None:
-        confidence = mean(F.binary_cross_entropy_with_logits(confidence_BAG, accept_BAG, reduction="none"))
-    total = weights.ce * ce + weights.l1 * l1 + weights.confidence * confidence
-    return BlockLoss(total, ce, l1, confidence, accept_BAG)
-
-
-def mean_accepted(accept_BAG: Tensor, is_supervised_BAG: Tensor) -> Tensor:
-    """Expected tokens a round, the target's own included: 1 + the summed products of acceptance, over real blocks."""
-    survival = (accept_BAG * is_supervised_BAG).cumprod(-1).sum(-1)
-    is_block = is_supervised_BAG[..., 0]
-    return 1 + (survival * is_block).sum() / is_block.sum().clamp(min=1)
+        each_S = F.binary_cross_entropy_with_logits(confidence_BAG.flatten(), accept_S, reduction="none")
+        confidence = (each_S * slot_S).sum()
+        total = total + weights.confidence * confidence
+    return BlockLoss(
+        total=total,
+        ce=(found.ce_S * label_S).sum(),
+        l1=(found.l1_S * slot_S).sum(),
+        soft=(found.soft_S * slot_S).sum(),
+        confidence=confidence.detach(),
+        accept_BAG=accept_S.view_as(weight_BAG),
+        is_right_BAG=found.is_right_S.view_as(seen),
+    )

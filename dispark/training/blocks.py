@@ -10,12 +10,13 @@ It knows neither data nor optimizers: see block_losses.py for what is done with 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dispark.drafters.network import BlockNetwork, TokenEnds
-from dispark.training.attention import DENSE_ATTENTION, DenseCall
+from dispark.drafters.network import BlockNetwork
+from dispark.training.attention import TRAIN_ATTENTION, BlockCall
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,6 @@ class BlockOutput:
     is_supervised_BAG: Tensor
 
 
-def block_mask(anchors_BA: Tensor, is_real_BA: Tensor, block_size: int, num_context: int) -> Tensor:
-    """bool [B, A * block_size, num_context + A * block_size]: context before the anchor, and the own block."""
-    batch, num = anchors_BA.shape
-    context = torch.arange(num_context, device=anchors_BA.device) < anchors_BA.unsqueeze(-1)
-    block = torch.arange(num, device=anchors_BA.device)
-    same_A_AT = (block[:, None] == block[None, :]).repeat_interleave(block_size, dim=1)
-    rows_BA = torch.cat([context, same_A_AT.expand(batch, -1, -1)], dim=-1) & is_real_BA.unsqueeze(-1)
-    return rows_BA.repeat_interleave(block_size, dim=1)
-
-
 def labels_of(batch: BlockBatch, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
     """(labels, their positions, supervision), each [B, A, num_slots]; the first label follows the anchor."""
     length = batch.tokens_BT.shape[1]
@@ -83,8 +74,16 @@ def labels_of(batch: BlockBatch, num_slots: int) -> tuple[Tensor, Tensor, Tensor
     return labels_BAG, positions_BAG, is_allowed.int().cumprod(-1).bool()
 
 
-def forward_blocks(network: BlockNetwork, ends: TokenEnds, batch: BlockBatch) -> BlockOutput:
-    """Runs every block of every sequence in one call.
+class Ends(Protocol):
+    """A target's embedding and head: those that decode (network.py) or those that train (ends.py)."""
+
+    def embed(self, tokens: Tensor) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+def forward_blocks(network: BlockNetwork, ends: Ends, batch: BlockBatch) -> BlockOutput:
+    """Runs every block of every sequence in one call; what blocks of unreal anchors give means nothing.
 
     The network is left with the attention function it had.
     """
@@ -99,11 +98,11 @@ def forward_blocks(network: BlockNetwork, ends: TokenEnds, batch: BlockBatch) ->
     inputs = ends.embed(network.block_tokens(anchor_tokens)).view(count, num * size, -1)
     steps = torch.arange(size, device=batch.tokens_BT.device)
     position_BM = (batch.anchors_BA.unsqueeze(-1) + steps).flatten(1)
-    call = DenseCall(block_mask(batch.anchors_BA, batch.is_real_BA, size, length), past)
+    call = BlockCall(past, batch.anchors_BA, size)
     before = network.stock.config._attn_implementation
-    network.stock.use_attention(DENSE_ATTENTION)
+    network.stock.use_attention(TRAIN_ATTENTION)
     try:
-        hidden = network.stock(inputs, position_BM, dense=call)
+        hidden = network.stock(inputs, position_BM, call=call)
     finally:
         network.stock.use_attention(before)
     hidden_BAGD = network.predicting(hidden.view(count, num, size, -1))

@@ -155,5 +155,18 @@ def read_rows(folder: str | Path) -> Iterator[TrainingRow]:
         yield _row(line)
 
 
+def read_meta(folder: str | Path) -> dict[str, Any]:
+    """data.json of a finished data set.
+
+    Raises:
+        ValueError: there is none in the folder.
+    """
+    path = Path(folder) / META
+    if not path.is_file():
+        raise ValueError(f"data={folder}: has no {META}; 'dispark data' makes one")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 def _row(line: Mapping[str, Any]) -> TrainingRow:
     return TrainingRow(**{key: line[key] for key in TrainingRow.__dataclass_fields__})

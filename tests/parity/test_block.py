@@ -14,8 +14,8 @@ from dispark.decoding.random import RowGenerators
 from dispark.drafters.semi_autoregressive import SemiAutoregressiveDrafter
 from dispark.drafters.sequential_stage import draft_block
 from dispark.schedulers.threshold import ThresholdScheduler
-from dispark.training.block_losses import BlockLossWeights, block_loss, mean_accepted
-from dispark.training.blocks import BlockBatch, block_mask, forward_blocks
+from dispark.training.block_losses import BlockLoss, BlockLossWeights, BlockTruth, block_loss
+from dispark.training.blocks import BlockBatch, forward_blocks
 from dispark.types import Features, Sampling
 from parity.cases import RUNS, TOLERANCE, Case, Replay, cases, replay, split
 
@@ -176,11 +176,8 @@ def batch_of(case: Case) -> BlockBatch:
 
 @pytest.mark.parametrize("case", TRAINED, **named)
 def test_training_forward(case: Case) -> None:
-    """Mask, labels, supervision, hidden states, logits and confidence of a packed training batch."""
+    """Labels, supervision, hidden states, logits and confidence of a packed training batch."""
     io, drafter, batch = case.io, bound(case), batch_of(case)
-    size, length = drafter.config.block_size, batch.tokens_BT.shape[1]
-    mask = block_mask(batch.anchors_BA, batch.is_real_BA, size, length)
-    assert torch.equal(mask, io["train.attention_mask"].bool())
     out = forward_blocks(drafter.network, drafter._ends, batch)
     real = batch.is_real_BA
     assert torch.equal(out.labels_BAG[real], io["train.target_ids"][real])
@@ -200,6 +197,18 @@ def test_training_forward(case: Case) -> None:
     torch.testing.assert_close(logits[seen], io["train.aligned_target_logits"][seen], **TOLERANCE)
 
 
+def recorded_loss(
+    case: Case, logits: Tensor, seen: Tensor, confidence: Tensor | None, weights: BlockLossWeights
+) -> BlockLoss:
+    """The loss of logits against the recorded teacher."""
+    teacher, labels = case.io["train.aligned_target_logits"], case.io["train.target_ids"]
+    flat = teacher.flatten(0, -2)
+    outside = torch.zeros(labels.shape)
+    return block_loss(
+        logits, BlockTruth(lambda part: flat[part].softmax(-1), outside, labels, seen), confidence, weights
+    )
+
+
 @pytest.mark.parametrize("case", TRAINED, **named)
 @pytest.mark.parametrize("is_decaying", [True, False])
 def test_losses(case: Case, is_decaying: bool) -> None:
@@ -214,7 +223,7 @@ def test_losses(case: Case, is_decaying: bool) -> None:
         settings["loss_decay_gamma"] if is_decaying else None,
     )
     seen = io["train.eval_mask"].bool()
-    found = block_loss(logits, io["train.aligned_target_logits"], io["train.target_ids"], seen, confidence, weights)
+    found = recorded_loss(case, logits, seen, confidence, weights)
     suffix = "" if is_decaying else "_no_decay"
     for part in ("total", "ce", "l1", "confidence"):
         if f"loss.{part}{suffix}" in case.meta["scalars"]:
@@ -227,7 +236,8 @@ def test_losses(case: Case, is_decaying: bool) -> None:
     torch.testing.assert_close(logits.grad, io["loss.grad_draft_logits"], rtol=1e-3, atol=1e-6)
     if confidence is not None:
         torch.testing.assert_close(confidence.grad, io["loss.grad_confidence_logits"], rtol=1e-3, atol=1e-6)
-    tau = float(mean_accepted(found.accept_BAG, seen))
+    survival = (found.accept_BAG * seen).cumprod(-1).sum(-1)[seen[..., 0]]
+    tau = 1 + float(survival.mean())
     assert tau == pytest.approx(case.scalar("metric.tau_probabilistic"), abs=1e-3)
     for k in range(seen.shape[-1]):
         share = float(found.accept_BAG[..., k][seen[..., k]].mean())
@@ -240,9 +250,7 @@ def test_gradients_reach_every_trained_tensor(case: Case) -> None:
     drafter.bind(case.target(), 1, 100)
     drafter.network.requires_grad_()
     out = forward_blocks(drafter.network, drafter._ends, batch_of(case))
-    seen = out.is_supervised_BAG
-    teacher = case.io["train.aligned_target_logits"]
-    loss = block_loss(out.logits_BAGV, teacher, out.labels_BAG, seen, out.confidence_BAG, BlockLossWeights())
+    loss = recorded_loss(case, out.logits_BAGV, out.is_supervised_BAG, out.confidence_BAG, BlockLossWeights())
     loss.total.backward()
     without = [name for name, p in drafter.network.named_parameters() if p.grad is None or not bool(p.grad.any())]
     assert not without

@@ -17,8 +17,11 @@ from torch import Tensor
 from baselines.eagle3 import Eagle3Drafter
 from dispark.decoding.random import RowGenerators
 from dispark.drafters.sequential_stage import draft_block
-from dispark.training.eagle3_ttt import TttBatch, forward_ttt, soft_labels, supervised, ttt_mask
-from dispark.training.losses import ttt_loss
+from dispark.training.eagle3_ttt import TttBatch, supervised, ttt_states
+from dispark.training.ends import FrozenEnds
+from dispark.training.features import FeatureBatch
+from dispark.training.recurrent_student import ChainLossWeights, RecurrentStudent
+from dispark.training.teacher import Teacher
 from dispark.types import Draft, Features, Outcome, Sampling
 from parity.cases import RUNS, TOLERANCE, Case, Replay, cases, replay, split
 
@@ -201,7 +204,8 @@ def test_every_state_of_a_prefill(case: Case) -> None:
         loss_mask_BT=torch.ones(1, num, dtype=torch.bool),
         features_BTF=torch.cat([features, torch.zeros_like(features[:1])]).unsqueeze(0),
     )
-    states = forward_ttt(drafter.network, drafter.parts.ends, batch, 1)[0].hidden_BTD[0, :-1]
+    ((_, hidden_BTD),) = ttt_states(drafter.network, drafter.parts.ends, batch, 1)
+    states = hidden_BTD[0, :-1]
     torch.testing.assert_close(states, io["forced.prefill_hidden"], **TOLERANCE)
 
 
@@ -217,35 +221,51 @@ def batch_of(case: Case) -> TttBatch:
 
 @pytest.mark.parametrize("case", TRAINED, ids=named)
 def test_the_training_forward(case: Case) -> None:
+    """Tokens of every step, and states and logits wherever the recorded mask lets a position see anything."""
     io, drafter, batch = case.io, bound(case), batch_of(case)
     num_steps = len(io["train.step_input_ids"])
-    steps = forward_ttt(drafter.network, drafter.parts.ends, batch, num_steps)
-    lengths = batch.is_real_BT.sum(1)
-    for s, step in enumerate(steps):
-        mask = ttt_mask(lengths, batch.tokens_BT.shape[1], s)
-        assert torch.equal(mask, io[f"train.step{s}_attention_mask"].bool())
-        assert torch.equal(step.tokens_BT, io["train.step_input_ids"][s])
-        torch.testing.assert_close(step.hidden_BTD, io["train.step_hidden"][s], **TOLERANCE)
-        torch.testing.assert_close(step.logits_BTV, io["train.step_draft_logits"][s], **TOLERANCE)
+    steps = ttt_states(drafter.network, drafter.parts.ends, batch, num_steps)
+    for s, (tokens_BT, hidden_BTD) in enumerate(steps):
+        seeing_BT = _seeing(io, s)
+        logits_BTV = drafter.parts.ends.logits(drafter.network.read(hidden_BTD))
+        assert torch.equal(tokens_BT, io["train.step_input_ids"][s])
+        assert bool(seeing_BT.any())
+        torch.testing.assert_close(hidden_BTD[seeing_BT], io["train.step_hidden"][s][seeing_BT], **TOLERANCE)
+        torch.testing.assert_close(logits_BTV[seeing_BT], io["train.step_draft_logits"][s][seeing_BT], **TOLERANCE)
+
+
+def _seeing(io: dict[str, Tensor], step: int) -> Tensor:
+    """bool [B, T]: positions that attend to something at a step."""
+    return io[f"train.step{step}_attention_mask"].bool().any(-1)
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=named)
 def test_the_loss(case: Case) -> None:
-    """From our own logits: labels, supervision, each step, their sum, and the logged acceptance and accuracy."""
-    io, drafter, batch = case.io, bound(case), batch_of(case)
+    """Supervision, each step's loss, their sum, and the logged acceptance and accuracy, as training computes them."""
+    io, batch = case.io, batch_of(case)
     num_steps = len(io["train.step_input_ids"])
-    target_logits = drafter.parts.ends.logits(io["train.target_last_hidden"])
-    torch.testing.assert_close(target_logits, io["train.target_logits"], **TOLERANCE)
-    labels = [soft_labels(target_logits, s, drafter.vocabulary) for s in range(num_steps)]
-    masks = [supervised(batch, s, drafter.vocabulary, target_logits) for s in range(num_steps)]
-    for s in range(num_steps):
-        torch.testing.assert_close(labels[s], io["train.step_target_probs"][s], **TOLERANCE)
-        assert torch.equal(masks[s], io["train.step_position_mask"][s].bool())
-    steps = forward_ttt(drafter.network, drafter.parts.ends, batch, num_steps)
-    decay = case.meta["loss_settings"]["step_loss_decay"]
-    loss = ttt_loss([step.logits_BTV for step in steps], labels, masks, decay)
+    weights = ChainLossWeights(decay=case.meta["loss_settings"]["step_loss_decay"])
+    student = RecurrentStudent(Eagle3Drafter(case.draft), weights, num_steps)
+    student.start(case.target(), None)
+    final = io["train.target_last_hidden"]
+    width = final.shape[-1]
+    layers = student.feature_layers
+    parts = batch.features_BTF.split(width, dim=-1)
+    features = FeatureBatch(
+        batch.tokens_BT,
+        batch.is_real_BT,
+        batch.loss_mask_BT,
+        dict(zip(layers, parts, strict=True)),
+        Teacher(final, torch.ones_like(batch.loss_mask_BT), FrozenEnds(case.target())),
+        [],
+    )
+    loss = student.loss(features, [], lambda sums: sums)
     assert float(loss.total) == pytest.approx(case.scalar("loss.total"), rel=1e-4)
+    accept, accuracy = loss.accept_G / loss.count_G, loss.right_G / loss.count_G
     for s in range(num_steps):
-        assert float(loss.steps[s]) == pytest.approx(case.scalar(f"loss.step{s}"), rel=1e-4)
-        assert float(loss.acceptance[s]) == pytest.approx(case.scalar(f"metric.accept_rate@{s}"), rel=1e-4)
-        assert float(loss.accuracy[s]) == pytest.approx(case.scalar(f"metric.accuracy@{s}"), rel=1e-4)
+        if student.draft_vocab_size is None:
+            assert torch.equal(supervised(batch, s), io["train.step_position_mask"][s].bool())
+            assert float(accept[s]) == pytest.approx(case.scalar(f"metric.accept_rate@{s}"), rel=1e-4)
+        assert int(loss.count_G[s]) == int(io["train.step_position_mask"][s].bool().sum())
+        assert float(loss.parts[f"step{s}"]) == pytest.approx(case.scalar(f"loss.step{s}"), rel=1e-4)
+        assert float(accuracy[s]) == pytest.approx(case.scalar(f"metric.accuracy@{s}"), rel=1e-4)

@@ -6,8 +6,17 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from dispark.training.block_losses import BlockLossWeights, block_loss, mean_accepted
+from dispark.training.block_losses import BlockLoss, BlockLossWeights, BlockTruth, block_loss
+
+
+def loss_of(
+    draft: Tensor, teacher: Tensor, labels: Tensor, seen: Tensor, confidence: Tensor | None, weights: BlockLossWeights
+) -> BlockLoss:
+    flat = teacher.flatten(0, -2)
+    truth = BlockTruth(lambda part: flat[part].softmax(-1), torch.zeros(labels.shape), labels, seen)
+    return block_loss(draft, truth, confidence, weights)
 
 
 def test_every_part_by_hand() -> None:
@@ -27,7 +36,7 @@ def test_every_part_by_hand() -> None:
     def mean(values: list[float]) -> float:
         return sum(w * v for w, v in zip(weights, values, strict=True)) / (sum(weights) + 1e-6)
 
-    found = block_loss(draft, teacher, labels, seen, confidence, BlockLossWeights(0.2, 0.5, 2.0, 2.0))
+    found = loss_of(draft, teacher, labels, seen, confidence, BlockLossWeights(0.2, 0.5, 2.0, 2.0))
     assert float(found.ce) == pytest.approx(mean(ce), rel=1e-5)
     assert float(found.l1) == pytest.approx(mean(l1), rel=1e-5)
     assert float(found.confidence) == pytest.approx(mean(bce), rel=1e-5)
@@ -38,11 +47,11 @@ def test_unsupervised_slots_and_no_slots() -> None:
     draft, teacher = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
     labels = torch.zeros(2, 3, 4, dtype=torch.int64)
     seen = torch.rand(2, 3, 4) < 0.5
-    base = block_loss(draft, teacher, labels, seen, None, BlockLossWeights())
+    base = loss_of(draft, teacher, labels, seen, None, BlockLossWeights())
     changed = torch.where(seen.unsqueeze(-1), draft, torch.full_like(draft, 7.0))
-    assert float(block_loss(changed, teacher, labels, seen, None, BlockLossWeights()).total) == float(base.total)
+    assert float(loss_of(changed, teacher, labels, seen, None, BlockLossWeights()).total) == float(base.total)
     assert float(base.confidence) == 0
-    nothing = block_loss(draft, teacher, labels, torch.zeros_like(seen), None, BlockLossWeights())
+    nothing = loss_of(draft, teacher, labels, torch.zeros_like(seen), None, BlockLossWeights())
     assert float(nothing.total) == 0
 
 
@@ -50,20 +59,41 @@ def test_the_confidence_target_gets_no_gradient() -> None:
     draft = torch.randn(1, 1, 2, 5, requires_grad=True)
     labels, seen = torch.zeros(1, 1, 2, dtype=torch.int64), torch.ones(1, 1, 2, dtype=torch.bool)
     weights = BlockLossWeights(ce=0.0, l1=0.0, confidence=1.0)
-    block_loss(draft, torch.randn(1, 1, 2, 5), labels, seen, torch.zeros(1, 1, 2), weights).total.backward()
+    loss_of(draft, torch.randn(1, 1, 2, 5), labels, seen, torch.zeros(1, 1, 2), weights).total.backward()
     assert draft.grad is not None
     assert not bool(draft.grad.any())
 
 
-def test_mean_accepted() -> None:
-    accept = torch.tensor([[[0.5, 0.5], [1.0, 1.0], [0.9, 0.9]]])
-    seen = torch.tensor([[[True, True], [True, False], [False, False]]])
-    assert float(mean_accepted(accept, seen)) == pytest.approx(1 + (0.5 + 0.25 + 1.0) / 2)
+def test_a_token_that_cannot_be_drafted() -> None:
+    """It has no cross entropy, and the target's mass on such tokens adds to the distance."""
+    draft, probs = torch.randn(1, 1, 2, 3), torch.tensor([[0.2, 0.3, 0.1], [0.0, 0.5, 0.5]])
+    labels, seen = torch.tensor([[[-1, 2]]]), torch.ones(1, 1, 2, dtype=torch.bool)
+    truth = BlockTruth(lambda part: probs[part], torch.tensor([[[0.4, 0.0]]]), labels, seen)
+    found = block_loss(draft, truth, None, BlockLossWeights(decay=None))
+    q = draft[0, 0].softmax(-1)
+    l1 = (q - probs).abs().sum(-1) + torch.tensor([0.4, 0.0])
+    assert float(found.l1) == pytest.approx(float(l1.mean()), rel=1e-5)
+    assert float(found.ce) == pytest.approx(-math.log(float(q[1, 2])), rel=1e-5)
+    torch.testing.assert_close(found.accept_BAG[0, 0], torch.minimum(q, probs).sum(-1))
+
+
+def test_sums_of_other_processes_make_the_mean() -> None:
+    draft, teacher = torch.randn(1, 1, 2, 5), torch.randn(1, 1, 2, 5)
+    labels, seen = torch.zeros(1, 1, 2, dtype=torch.int64), torch.ones(1, 1, 2, dtype=torch.bool)
+    truth = BlockTruth(lambda part: teacher[0, 0][part].softmax(-1), torch.zeros(1, 1, 2), labels, seen)
+    alone = block_loss(draft, truth, None, BlockLossWeights())
+    shared = block_loss(draft, truth, None, BlockLossWeights(), lambda sums: 4 * sums)
+    assert float(shared.total) == pytest.approx(float(alone.total) / 4, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"ce": -1.0}, "loss.ce=-1.0"), ({"l1": -0.1}, "loss.l1"), ({"decay": 0.0}, "loss.decay=0.0: must be above 0")],
+    [
+        ({"ce": 0.0, "l1": 0.0, "confidence": 0.0}, "at least one must be above 0"),
+        ({"ce": -1.0}, "loss.ce=-1.0"),
+        ({"l1": -0.1}, "loss.l1"),
+        ({"decay": 0.0}, "loss.decay=0.0: must be above 0"),
+    ],
 )
 def test_bad_weights(settings: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -12,7 +12,7 @@ from conformance.toolbox import open_tiny
 from dispark.decoding.target import TargetModel
 from dispark.drafters.semi_autoregressive import BlockShape, SemiAutoregressiveDrafter
 from dispark.drafters.sequential_stage import draft_block
-from dispark.training.blocks import BlockBatch, block_mask, forward_blocks, labels_of
+from dispark.training.blocks import BlockBatch, forward_blocks, labels_of
 from dispark.types import Features, Sampling
 
 LENGTH, ANCHORS = 20, [3, 9, 12]
@@ -76,17 +76,6 @@ def test_the_attention_function_is_put_back() -> None:
     with pytest.raises(RuntimeError):
         forward_blocks(drafter.network, drafter._ends, random_batch(5, [[3]]))
     assert drafter.network.stock.config._attn_implementation == before
-
-
-def test_mask() -> None:
-    mask = block_mask(torch.tensor([[0, 2]]), torch.tensor([[True, True]]), 2, 3)[0].int().tolist()
-    assert mask == [
-        [0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 1, 1, 0, 0],
-        [1, 1, 0, 0, 0, 1, 1],
-        [1, 1, 0, 0, 0, 1, 1],
-    ]
-    assert not block_mask(torch.tensor([[2]]), torch.tensor([[False]]), 2, 3).any()
 
 
 def test_supervision_ends_with_the_first_gap() -> None:

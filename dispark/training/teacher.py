@@ -1,0 +1,74 @@
+"""What the target says at the positions that are supervised, computed once a batch for all drafters in training.
+
+A drafter with a reduced vocabulary is taught the target's probabilities of the ids that it can draft, and how much mass
+lies outside of them: that mass can never be matched, so it counts as distance.
+
+It knows neither drafters nor losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dispark.drafters.vocabulary import DraftVocabulary
+from dispark.training.ends import FrozenEnds
+
+_CHUNK = 64  # positions at a time: logits over the whole vocabulary don't outgrow a cache
+
+
+@dataclass(frozen=True)
+class TeacherLaws:
+    """Distributions of M positions over what can be drafted.
+
+    Args:
+        probs_MV: float32 [M, V or V_draft], the target's probabilities, not renormalised.
+        outside_M: float32 mass on ids that can't be drafted.
+        top_M: int64 target id of the most likely token.
+    """
+
+    probs_MV: Tensor
+    outside_M: Tensor
+    top_M: Tensor
+
+
+class Teacher:
+    """The target's distributions after some positions of a batch.
+
+    Args:
+        final_BTD: the target's normalised final states.
+        needed_BT: bool, positions whose next token may have to be drafted.
+        ends: over the target's whole vocabulary.
+    """
+
+    def __init__(self, final_BTD: Tensor, needed_BT: Tensor, ends: FrozenEnds) -> None:
+        self._states_MD = final_BTD[needed_BT]
+        self._ends = ends
+        self._laws: dict[bytes, TeacherLaws] = {}
+        number = needed_BT.flatten().cumsum(0) - 1
+        self._index_BT = torch.where(needed_BT.flatten(), number, -1).view_as(needed_BT)
+
+    def index(self, positions_BM: Tensor) -> Tensor:
+        """int64 [B, ...] rows of `laws` for positions of each sequence, -1 where nothing was asked for."""
+        flat = positions_BM.flatten(1)
+        return self._index_BT.gather(1, flat).view_as(positions_BM)
+
+    @torch.no_grad()
+    def laws(self, vocabulary: DraftVocabulary | None) -> TeacherLaws:
+        """Over the ids that can be drafted; computed once for each vocabulary."""
+        key = b"" if vocabulary is None else vocabulary.d2t.cpu().numpy().tobytes()
+        if key not in self._laws:
+            parts = [self._chunk(states, vocabulary) for states in self._states_MD.split(_CHUNK)]
+            probs, outside, top = (torch.cat(values) for values in zip(*parts, strict=True))
+            self._laws[key] = TeacherLaws(probs, outside, top)
+        return self._laws[key]
+
+    def _chunk(self, states_MD: Tensor, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor, Tensor]:
+        probs_MV = self._ends.logits(states_MD).float().softmax(-1)
+        top_M = probs_MV.argmax(-1)
+        if vocabulary is None:
+            return probs_MV, probs_MV.new_zeros(len(probs_MV)), top_M
+        kept_MV = probs_MV[:, vocabulary.ids.to(probs_MV.device)]
+        return kept_MV, (1 - kept_MV.sum(-1)).clamp_min(0), top_M

@@ -1,0 +1,203 @@
+"""`dispark train`: drafters for one target, trained side by side, resumable, each saved as a checkpoint that decodes.
+
+This module reads the config and puts the parts together; the loop is in trainer.py. Under torchrun all processes run
+it, and the first alone writes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from dispark.config import build, resolve
+from dispark.decoding.target import TargetModel
+from dispark.interfaces import Drafter
+from dispark.measure import provenance
+from dispark.runs.files import check_writable, dumps, write_text
+from dispark.targets.model import wrap
+from dispark.targets.spec import LoadedTarget, load
+from dispark.training.card import write_card
+from dispark.training.draft_ids import frequent_ids
+from dispark.training.features import FeatureStream
+from dispark.training.plan import split_held_out
+from dispark.training.rows import TrainingRow, read_meta, read_rows
+from dispark.training.students import Student
+from dispark.training.trainer import Trainer, TrainSettings, read_metrics
+from dispark.training.world import World
+
+log = logging.getLogger(__name__)
+
+SETTINGS, RUN = "settings.json", "run.json"
+_NOT_SETTINGS = (
+    "paths", "hydra", "out", "tracker", "data", "overwrite", "minutes", "log_every", "checkpoint_every", "divergence",
+    "parity_rows", "parity_tokens", "parity_tolerance",
+)  # fmt: skip
+
+
+def run_train(cfg: DictConfig) -> dict[str, Any]:
+    """Trains, or goes on training, and returns the last figures on held-out rows.
+
+    Raises:
+        ValueError: a setting is refused, the folder holds another run, or training had to be stopped.
+    """
+    plain = resolve(cfg)
+    _check(plain)
+    out = Path(plain["out"])
+    rows, meta = list(read_rows(plain["data"])), read_meta(plain["data"])
+    loaded = load(build(cfg.target))
+    _check_rows(rows, meta, loaded, plain["data"])
+    target = wrap(loaded)
+    world = World.join(target.device)
+    try:
+        if plain["batch_rows"] < world.size:
+            raise ValueError(f"batch_rows={plain['batch_rows']}: must be at least 1 for each of {world.size} processes")
+        settings = {key: value for key, value in plain.items() if key not in _NOT_SETTINGS}
+        settings |= {"data_fingerprint": meta["fingerprint"], "weights_sha256": loaded.weights_sha256}
+        if world.is_first:
+            _open_folder(out, settings, plain["overwrite"])
+        world.wait()
+        return _train(cfg, plain, out, rows, meta, loaded, target, world)
+    finally:
+        world.leave()
+
+
+def _train(
+    cfg: DictConfig,
+    plain: dict[str, Any],
+    out: Path,
+    rows: list[TrainingRow],
+    meta: dict[str, Any],
+    loaded: LoadedTarget,
+    target: TargetModel,
+    world: World,
+) -> dict[str, Any]:
+    train_numbers, held_out_numbers = split_held_out([row.row_id for row in rows], plain["held_out"])
+    train_rows, held_out = ([rows[i] for i in numbers] for numbers in (train_numbers, held_out_numbers))
+    students: dict[str, Student] = {name: build(cfg.students[name]) for name in plain["students"]}
+    coverage = start_all(students, train_rows, target)
+    layers = [layer for student in students.values() for layer in student.feature_layers]
+    keys = TrainSettings.__dataclass_fields__
+    trainer = Trainer(
+        students,
+        lambda name, folder: open_drafter(plain["students"][name], folder),
+        target,
+        FeatureStream(target, layers, plain["max_tokens"]),
+        train_rows,
+        held_out,
+        TrainSettings(**{key: plain[key] for key in keys}),
+        build(cfg.optimizer),
+        out,
+        world,
+    )
+    trainer.resume()
+    is_finished = trainer.step >= plain["steps"] or trainer.run()
+    metrics = read_metrics(out)
+    last = {line["student"]: line for line in metrics if line["kind"] == "held_out"}
+    result = {
+        "out": str(out),
+        "step": trainer.step,
+        "is_finished": is_finished,
+        "totals": trainer.totals,
+        "draft_coverage": coverage,
+        "held_out": last,
+    }
+    if world.is_first:
+        run = result | {"config": plain, "data": {key: value for key, value in meta.items() if key != "settings"}}
+        run["provenance"] = provenance.collect(target.device, target.dtype)
+        write_text(out / RUN, dumps(run, indent=1) + "\n")
+        for name in students:
+            write_card(out / name, name, run, [line for line in metrics if line["student"] == name])
+        for name, line in last.items():
+            print(f"{out / name}: step {line['step']} of {plain['steps']}, {_figures(line)}")
+    return result
+
+
+def _figures(line: Mapping[str, Any]) -> str:
+    accept = " ".join(f"{value:.3f}" for value in line["accept_at"])
+    return (
+        f"held-out loss {line['loss']:.3f}, acceptance {accept}, MATL of greedy decoding {line['parity/loop_matl']:.2f}"
+    )
+
+
+def start_all(students: Mapping[str, Student], rows: list[TrainingRow], target: TargetModel) -> dict[str, float]:
+    """Makes every network; the share of the answers' tokens that each one's draft vocabulary covers."""
+    ids: dict[int, tuple[Tensor, float]] = {}
+    coverage = {}
+    for name, student in students.items():
+        size = student.draft_vocab_size
+        chosen: Tensor | None = None
+        coverage[name] = 1.0
+        if size is not None:
+            if size not in ids:
+                ids[size] = frequent_ids(rows, size, target.vocab_size, target.stop_ids)
+            chosen, coverage[name] = ids[size]
+        with torch.random.fork_rng(devices=[]):
+            student.start(target, chosen)
+    return coverage
+
+
+def open_drafter(node: Mapping[str, Any], folder: Path) -> Drafter:
+    """The drafter of a student's node, reading a saved checkpoint."""
+    drafter: Drafter = build({**node["drafter"], "checkpoint": str(folder)}, "drafter")
+    return drafter
+
+
+def _check(plain: Mapping[str, Any]) -> None:
+    """Ranges of the top level; raises ValueError."""
+    for key in ("steps", "batch_rows", "accumulate", "log_every", "checkpoint_every", "parity_rows", "parity_tokens"):
+        if plain[key] < 1:
+            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
+    if plain["held_out"] < 0:
+        raise ValueError(f"held_out={plain['held_out']}: must be a whole number >= 0")
+    if plain["max_tokens"] < 8:
+        raise ValueError(f"max_tokens={plain['max_tokens']}: must be at least 8")
+    for key, low in (("minutes", 0), ("divergence", 1)):
+        if plain[key] is not None and not plain[key] > low:
+            raise ValueError(f"{key}={plain[key]}: must be above {low}, or null")
+    if not 0 <= plain["parity_tolerance"] <= 1:
+        raise ValueError(f"parity_tolerance={plain['parity_tolerance']}: must lie in 0 .. 1")
+    if not plain["students"]:
+        raise ValueError("students: there is none; choose with student=dispark, or student=[dispark,dflash]")
+    for name, node in plain["students"].items():
+        if not isinstance(node, dict) or "_target_" not in node:
+            raise ValueError(f"students.{name}: has no _target_; choose options with student=[...]")
+
+
+def _check_rows(rows: list[TrainingRow], meta: Mapping[str, Any], loaded: LoadedTarget, data: str) -> None:
+    """Raises ValueError where the data was made by another target."""
+    name = meta["settings"].get("target", {}).get("name")
+    if name is not None and name != loaded.name:
+        raise ValueError(f"data={data}: was made by target {name}, but this is {loaded.name}; make data with it")
+    largest, size = max(max(row.tokens) for row in rows), loaded.model.config.vocab_size
+    if largest >= size:
+        raise ValueError(f"data={data}: holds token {largest}, but target {loaded.name} has {size}")
+
+
+def _open_folder(out: Path, settings: dict[str, Any], overwrite: bool) -> None:
+    """Makes the run's folder, or finds it made by the same settings.
+
+    Raises:
+        ValueError: it can't be written, or holds a run of other settings.
+    """
+    if overwrite and out.is_dir() and (out / SETTINGS).is_file():
+        shutil.rmtree(out)
+    check_writable(out, "out")
+    note = out / SETTINGS
+    wanted = json.loads(dumps(settings))
+    if note.is_file():
+        found = json.loads(note.read_text(encoding="utf-8"))
+        if found != wanted:
+            keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
+            raise ValueError(
+                f"out={out}: holds a run of other settings ({', '.join(keys)}); "
+                "choose another folder, or overwrite=true"
+            )
+    write_text(note, dumps(wanted, indent=1) + "\n")
