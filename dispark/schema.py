@@ -75,6 +75,7 @@ class DataConfig:
     scheduler: Any = MISSING
     sampling: Any = MISSING
     prompts: Any = MISSING
+    endpoint: Any = MISSING
     paths: Any = MISSING
     out: str = MISSING
     seed: int = 0

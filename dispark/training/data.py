@@ -11,6 +11,7 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from dispark.runs.identity import content_hashes
 from dispark.targets.model import wrap
 from dispark.targets.spec import LoadedTarget, load
 from dispark.tasks.suite import SHIPPED, JsonlSuite, PackagedSuite
+from dispark.training.endpoint import OpenAIEndpoint
 from dispark.training.filters import PromptFilter
-from dispark.training.rows import RowWriter
+from dispark.training.rows import RowWriter, TrainingRow
 from dispark.training.seeds import Seed
 from dispark.training.synthesis import SynthesisSource
 
@@ -59,7 +61,11 @@ def run_data(cfg: DictConfig) -> dict[str, Any]:
     waiting = [item for item in seeds if item.row_id not in done]
     if waiting:
         loaded = load(build(cfg.target))
-        Synthesis(cfg, loaded, writer, prompt_filter).run(waiting, len(seeds))
+        endpoint = build(cfg.endpoint)
+        if isinstance(endpoint, OpenAIEndpoint):
+            ask(endpoint, cfg, loaded, writer, prompt_filter, waiting, len(seeds))
+        else:
+            Synthesis(cfg, loaded, writer, prompt_filter).run(waiting, len(seeds))
     meta = writer.finish({"refused": dict(prompt_filter.refused), "num_seeds": len(seeds)})
     kinds = ", ".join(f"{kind} {num}" for kind, num in meta["num_by_kind"].items())
     print(f"{out}: {meta['num_rows']} rows, {meta['num_answer_tokens']:,} answer tokens ({kinds})")
@@ -72,6 +78,42 @@ def evaluation_prompts(exclude: list[str]) -> list[str]:
     for path in exclude:
         prompts += JsonlSuite(path).prompts()
     return [turn for prompt in prompts for turn in prompt.turns]
+
+
+def ask(
+    endpoint: OpenAIEndpoint,
+    cfg: DictConfig,
+    loaded: LoadedTarget,
+    writer: RowWriter,
+    prompt_filter: PromptFilter,
+    seeds: list[Seed],
+    num_all: int,
+) -> None:
+    """Takes the answers from a server; see endpoint.py."""
+    tokenizer, prompts = loaded.tokenizer, {}
+
+    def accepted() -> Iterator[Seed]:
+        for item in seeds:
+            if item.text is None or prompt_filter.accepts(item.text):
+                ids = [] if item.text is None else tokenizer.render([{"role": "user", "content": item.text}])
+                if len(ids) > cfg.max_prompt_tokens:
+                    prompt_filter.refused["prompt too long"] += 1
+                    continue
+                prompts[item.row_id] = ids
+                yield item
+
+    every_s = 0.5 if sys.stderr.isatty() else 15.0
+    with tqdm(total=num_all, initial=num_all - len(seeds), unit="seed", mininterval=every_s) as bar:
+        for item, answer in endpoint.answers(accepted(), build(cfg.sampling), cfg.max_new_tokens, cfg.seed):
+            assert item.text is not None
+            ids = tokenizer.encode(answer.text)
+            if answer.finish_reason == "stop" and tokenizer.eos_id is not None:
+                ids = [*ids, tokenizer.eos_id]
+            row = TrainingRow(item.row_id, item.kind, item.text, prompts.pop(item.row_id), ids, answer.finish_reason)
+            writer.append(row)
+            bar.update()
+    for reason, num in endpoint.failed.items():
+        prompt_filter.refused[reason] += num
 
 
 class Synthesis:

@@ -6,12 +6,17 @@ holds the smaller one. It knows neither the tokenizer nor the model.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dispark.tasks.hub import load_hub_rows
 from dispark.tasks.suite import JsonlSuite
 from dispark.training.prompts import template_prompts
+
+log = logging.getLogger(__name__)
 
 # System prompts under which a chat model that is given an empty user turn writes one of the kind.
 STEERS = {
@@ -100,6 +105,64 @@ class JsonlSource:
 
     def seeds(self, seed: int) -> list[Seed]:
         return [Seed(f"jsonl/{p.prompt_id}", self.kind, p.turns[0]) for p in self._suite.prompts()]
+
+
+class HubSource:
+    """First user turns of a dataset of conversations on the Hub.
+
+    Args:
+        repo_id: "owner/dataset".
+        revision: commit of the dataset; a branch name works but is logged as not pinned.
+        split, config_name: what `datasets.load_dataset` takes.
+        column: of the conversations: lists of {role, content} or of {from, value}.
+        kind: what its rows are about.
+        limit: so many rows, drawn with the run's seed; None takes all.
+    """
+
+    def __init__(
+        self,
+        repo_id: str,
+        revision: str,
+        split: str = "train",
+        config_name: str | None = None,
+        column: str = "conversations",
+        kind: str = "other",
+        limit: int | None = None,
+    ) -> None:
+        if limit is not None and limit < 1:
+            raise ValueError(f"prompts.limit={limit}: must be a whole number >= 1, or null for all")
+        self.repo_id, self.revision, self.split, self.config_name = repo_id, revision, split, config_name
+        self.column, self.kind, self.limit = column, kind, limit
+
+    def seeds(self, seed: int) -> list[Seed]:
+        import random
+
+        where = f"prompts: {self.repo_id}@{self.revision}"
+        if not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+            log.warning("%s is not pinned: the rows may change; use a commit hash", where)
+        found = []
+        for number, row in enumerate(load_hub_rows(self.repo_id, self.revision, self.config_name, self.split, None)):
+            if self.column not in row:
+                raise ValueError(f"prompts.column={self.column}: {self.repo_id} has {', '.join(map(str, row))}")
+            text = first_user_turn(row[self.column])
+            if text is not None:
+                found.append(Seed(f"hub/{number}", self.kind, text))
+        if not found:
+            raise ValueError(f"{where}: has no conversation that starts with a user's turn in column {self.column}")
+        random.Random(seed).shuffle(found)
+        return found[: self.limit]
+
+
+def first_user_turn(conversation: Any) -> str | None:
+    """The text of a conversation's first turn, system messages left out, if it is a user's; else None."""
+    for message in conversation if isinstance(conversation, list) else []:
+        if not isinstance(message, Mapping):
+            return None
+        role, text = message.get("role", message.get("from")), message.get("content", message.get("value"))
+        if role == "system":
+            continue
+        return text.strip() or None if role in ("user", "human") and isinstance(text, str) else None
+    return None
 
 
 class MixedSource:
