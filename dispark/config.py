@@ -101,6 +101,36 @@ def check_runs_folder(value: Any) -> str:
 OmegaConf.register_new_resolver("dispark.runs_folder", check_runs_folder, replace=True)
 
 
+SHIPPED_CHECKPOINTS = Path(__file__).resolve().parent.parent / "results" / "checkpoints"
+
+
+def checkpoint_of(drafter: str, *, _root_: Any) -> str:
+    """The value of a learned drafter's `checkpoint`, in YAMLs `${dispark.checkpoint:NAME}`: the top level's, or random.
+
+    `shipped` is the one that comes with the project for this target.
+
+    Raises:
+        ValueError: none was shipped.
+    """
+    value = OmegaConf.select(_root_, "checkpoint")
+    if value is None:
+        return "random"
+    if value != "shipped":
+        return str(value)
+    target = OmegaConf.select(_root_, "target.name")
+    folder = SHIPPED_CHECKPOINTS / str(target) / drafter
+    if not (folder / "config.json").is_file():
+        there = sorted("/".join(p.parent.parts[-2:]) for p in SHIPPED_CHECKPOINTS.glob("*/*/config.json"))
+        raise ValueError(
+            f"checkpoint=shipped: there is none of {drafter} for target {target}; in {SHIPPED_CHECKPOINTS} are: "
+            f"{', '.join(there) or 'none'}"
+        )
+    return str(folder)
+
+
+OmegaConf.register_new_resolver("dispark.checkpoint", checkpoint_of, replace=True)
+
+
 def choices() -> dict[str, str]:
     """The option chosen per config group, for example {"drafter": "ngram"}; empty outside a Hydra job."""
     if not HydraConfig.initialized():
@@ -151,7 +181,7 @@ def omegaconf_message(error: OmegaConfBaseException, group: str = "") -> str:
     """OmegaConf's several lines as one: the key, then its first sentence; what a resolver of ours says, as it is."""
     key = str(error.full_key or group or "config")
     first = str(error.msg or error).strip().splitlines()[0]
-    ours = re.match(r"ValueError raised while resolving interpolation: (paths\.runs=.*)", first)
+    ours = re.match(r"ValueError raised while resolving interpolation: ((?:paths\.runs|checkpoint)=.*)", first)
     return ours.group(1) if ours else f"{key}: {first}"
 
 

@@ -41,6 +41,7 @@ class BenchConfig:
     on_overlong: str = "error"
     generate_baseline: bool = False
     check_losslessness: bool = True
+    checkpoint: str | None = None
     name: str | None = None
     overwrite: bool = False
 

@@ -207,3 +207,22 @@ def test_outside_hydra_there_are_no_choices_and_no_sweep() -> None:
     assert config.choices() == {}
     assert config.sweep_dir() is None
     assert composed("tracker=wandb").tracker.group is None
+
+
+def test_the_top_levels_checkpoint_is_that_of_the_learned_drafter(tmp_path: Path, monkeypatch: Any) -> None:
+    from dispark import config
+
+    def composed(*words: str) -> Any:
+        with initialize_config_module("dispark.conf", version_base="1.3"):
+            return compose("bench", overrides=["target=tiny", "drafter=dflash", *words])
+
+    assert composed().drafter.checkpoint == "random"
+    assert composed(f"checkpoint={tmp_path}").drafter.checkpoint == str(tmp_path)
+    assert composed("checkpoint=/a", "drafter.checkpoint=/b").drafter.checkpoint == "/b"
+    monkeypatch.setattr(config, "SHIPPED_CHECKPOINTS", tmp_path)
+    folder = tmp_path / "tiny" / "eagle3"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert composed("checkpoint=shipped", "drafter=eagle3").drafter.checkpoint == str(folder)
+    with pytest.raises(ValueError, match=r"checkpoint=shipped: there is none of dflash for target tiny; .*tiny/eagle3"):
+        build(composed("checkpoint=shipped").drafter)

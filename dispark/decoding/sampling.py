@@ -12,6 +12,8 @@ from torch import Tensor
 
 from dispark.types import Sampling
 
+_NUCLEUS_TOKENS = 256  # candidates that top-p looks at before it sorts a whole vocabulary
+
 
 def probabilities(logits_MV: Tensor, sampling: Sampling) -> Tensor:
     """float32 [M, V] distributions after temperature, then top-k, then top-p.
@@ -27,13 +29,41 @@ def probabilities(logits_MV: Tensor, sampling: Sampling) -> Tensor:
         floor = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < floor, float("-inf"))
     if sampling.top_p is not None and sampling.top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        mass = ordered.softmax(-1).cumsum(-1)
-        # A token stays while the mass before it has not reached top_p, so the first always stays.
-        is_tail = (mass - ordered.softmax(-1)) >= sampling.top_p
-        is_tail[..., 0] = False
-        logits = logits.masked_fill(torch.zeros_like(is_tail).scatter_(-1, order, is_tail), float("-inf"))
+        logits = _nucleus(logits, sampling.top_p)
     return logits.softmax(-1)
+
+
+def _nucleus(logits_MV: Tensor, top_p: float) -> Tensor:
+    """The logits with -inf outside of the smallest set of most likely tokens whose mass reaches `top_p`; equally likely
+    ones enter by ascending id."""
+    # Sorting a vocabulary is what sampling costs on a CPU. On a CUDA device it is cheap, and asking whether the few
+    # best tokens were enough would wait for it.
+    if logits_MV.device.type != "cpu" or logits_MV.shape[-1] < 4 * _NUCLEUS_TOKENS:
+        return _nucleus_of(logits_MV, logits_MV, None, top_p)[0]
+    values_MC, ids_MC = logits_MV.topk(_NUCLEUS_TOKENS, dim=-1)
+    cut_MV, least_M = _nucleus_of(logits_MV, values_MC, ids_MC, top_p)
+    # A set that ends above the least candidate is whole. One that doesn't may go on, or have other tokens of that rank.
+    is_open_M = least_M <= values_MC[..., -1]
+    if bool(is_open_M.any()):
+        cut_MV[is_open_M] = _nucleus_of(logits_MV[is_open_M], logits_MV[is_open_M], None, top_p)[0]
+    return cut_MV
+
+
+def _nucleus_of(logits_MV: Tensor, values_MC: Tensor, ids_MC: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
+    """(the cut logits, the least logit that stayed) from C candidates, which are all tokens where `ids_MC` is None."""
+    if ids_MC is not None:  # topk gives equal values in any order
+        ids_MC, by_id = ids_MC.sort(dim=-1)
+        values_MC = values_MC.gather(-1, by_id)
+    values_MC, order_MC = values_MC.sort(dim=-1, descending=True, stable=True)
+    ids_MC = order_MC if ids_MC is None else ids_MC.gather(-1, order_MC)
+    probs_MC = (values_MC - logits_MV.logsumexp(-1, keepdim=True)).exp()
+    # A token stays while the mass before it has not reached top_p, so the first always stays.
+    is_kept_MC = (probs_MC.cumsum(-1) - probs_MC) < top_p
+    is_kept_MC[..., 0] = True
+    cut_MV = torch.full_like(logits_MV, float("-inf"))
+    cut_MV.scatter_(-1, ids_MC, values_MC.masked_fill(~is_kept_MC, float("-inf")))
+    least_M = values_MC.masked_fill(~is_kept_MC, float("inf")).amin(-1)
+    return cut_MV, least_M
 
 
 def draw(weights_MV: Tensor, uniform_M: Tensor) -> Tensor:

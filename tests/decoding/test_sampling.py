@@ -167,3 +167,36 @@ def test_next_token_inverts_the_shaped_distribution() -> None:
     assert counts.tolist() == pytest.approx([100, 600, 300], abs=1)
     cut = torch.bincount(next_token(logits, Sampling(1.0, top_k=2), grid), minlength=3)
     assert cut.tolist() == pytest.approx([0, 667, 333], abs=1)
+
+
+def by_definition(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """One row: tokens enter by falling logit, then by id, until their mass reaches top_p."""
+    probs = logits.double().softmax(-1).tolist()
+    order = sorted(range(len(probs)), key=lambda token: (-float(logits[token]), token))
+    kept, mass = [], 0.0
+    for token in order:
+        if kept and mass >= top_p:
+            break
+        kept.append(token)
+        mass += probs[token]
+    out = torch.zeros(len(probs), dtype=torch.float64)
+    out[kept] = logits.double().softmax(-1)[kept]
+    return out / out.sum()
+
+
+@pytest.mark.parametrize("top_p", [0.02, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 9.0])
+@pytest.mark.parametrize("is_coarse", [True, False])
+def test_top_p_of_a_large_vocabulary(top_p: float, spread: float, is_coarse: bool) -> None:
+    """Sets that lie within the few best tokens, and sets that don't; ties at every rank in coarse logits."""
+    logits = spread * torch.randn(3, 3000, generator=torch.Generator().manual_seed(1))
+    if is_coarse:
+        logits = (2 * logits).round() / 2
+    found = probabilities(logits, Sampling(1.0, top_p=top_p))
+    for row in range(3):
+        wanted = by_definition(logits[row], top_p)
+        # Sums in float32 may put one more or one less token in at the edge.
+        is_different = (found[row] > 0) != (wanted > 0)
+        assert int(is_different.sum()) <= 1
+        if not bool(is_different.any()):
+            torch.testing.assert_close(found[row].double(), wanted, rtol=1e-4, atol=1e-9)
