@@ -6,7 +6,8 @@ afterwards through `bind`. Nothing here measures time: the loop does that around
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -136,3 +137,11 @@ class Tracker(Protocol):
     """A sink for finished runs; never the source of truth, and its failure never loses a result."""
 
     def log_run(self, run: dict[str, Any], rows: pd.DataFrame) -> None: ...
+
+
+@runtime_checkable
+class TrainingTracker(Protocol):
+    """A sink for the curves of a training, likewise."""
+
+    def training(self, run: dict[str, Any]) -> AbstractContextManager[Callable[[Mapping[str, Any]], None]]:
+        """For the time of a `with` block, a function that takes each line of metrics.jsonl."""

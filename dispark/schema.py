@@ -85,6 +85,7 @@ class DataConfig:
     max_new_tokens: int = 256
     max_prompt_tokens: int = 512
     max_turn_tokens: int = 96
+    minutes: float | None = None
     exclude: list[str] = field(default_factory=list)
 
 
@@ -105,6 +106,7 @@ class TrainConfig:
     accumulate: int = 1
     max_tokens: int = 1024
     held_out: int = 48
+    feature_cache: str | None = None
     log_every: int = 20
     checkpoint_every: int = 250
     minutes: float | None = None

@@ -14,7 +14,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ class NullTracker:
 
     def log_run(self, run: dict[str, Any], rows: pd.DataFrame) -> None:
         """Does nothing."""
+
+    @contextmanager
+    def training(self, run: dict[str, Any]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        """Takes the lines of a training run and does nothing with them."""
+        yield lambda line: None
 
 
 class WandbTracker:
@@ -85,12 +91,41 @@ class WandbTracker:
         except Exception as error:
             log.warning("tracker: W&B did not take the run (%s); its results are safe in its folder", _line(error))
 
-    def _log(self, run: dict[str, Any], rows: pd.DataFrame) -> None:
-        # W&B's own usage reports would wait for its server when this process ends, in offline mode too.
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        import wandb  # 60 MB and a second: only when a run is logged
+    @contextmanager
+    def training(self, run: dict[str, Any]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        """An open W&B run for the time of a training: each line given goes to it as it comes.
 
-        session = self._start(wandb, run)
+        Args:
+            run: `key`, `slug` and `config` are used.
+        """
+        session: Any = None
+        try:
+            session = self._start(_wandb(), run, "train")
+        except Exception as error:
+            log.warning("tracker: W&B did not take the training (%s); its curves are in its folder", _line(error))
+        has_failed = [session is None]
+
+        def take(line: Mapping[str, Any]) -> None:
+            if has_failed[0]:
+                return
+            try:
+                session.log(dict(curves(line)), step=int(line["step"]))
+            except Exception as error:
+                has_failed[0] = True
+                log.warning("tracker: W&B takes no more lines (%s); the curves are in the run's folder", _line(error))
+
+        try:
+            yield take
+        finally:
+            if session is not None:
+                try:
+                    session.finish()
+                except Exception as error:
+                    log.warning("tracker: W&B did not end the training (%s)", _line(error))
+
+    def _log(self, run: dict[str, Any], rows: pd.DataFrame) -> None:
+        wandb = _wandb()
+        session = self._start(wandb, run, "bench")
         try:
             tasks = to_jsonable(rows.to_dict(orient="records"))
             tables = {"tasks": _table(wandb, [{str(k): _cell(v) for k, v in row.items()} for row in tasks])}
@@ -103,23 +138,23 @@ class WandbTracker:
         session.finish()
         log.info("tracker: W&B run %s in %s", session.id, Path(session.dir).parent)
 
-    def _start(self, wandb: Any, run: dict[str, Any]) -> Any:
+    def _start(self, wandb: Any, run: dict[str, Any], kind: str) -> Any:
         """An open W&B run; offline where the server does not answer in time."""
         self.dir.mkdir(parents=True, exist_ok=True)
         if self.mode == "offline" or WandbTracker.is_unreachable:
-            return self._init(wandb, run, "offline")
+            return self._init(wandb, run, kind, "offline")
         before = set(self.dir.glob("wandb/run-*"))
         try:
-            return self._init(wandb, run, "online")
+            return self._init(wandb, run, kind, "online")
         except Exception as error:
             WandbTracker.is_unreachable = True
             log.warning("tracker: W&B cannot be reached (%s); logging offline, `wandb sync` uploads it", _line(error))
         wandb.teardown()  # its service process still counts the id as taken
         for folder in set(self.dir.glob("wandb/run-*")) - before:  # what the failed attempt left
             shutil.rmtree(folder, ignore_errors=True)
-        return self._init(wandb, run, "offline")
+        return self._init(wandb, run, kind, "offline")
 
-    def _init(self, wandb: Any, run: dict[str, Any], mode: str) -> Any:
+    def _init(self, wandb: Any, run: dict[str, Any], kind: str, mode: str) -> Any:
         choices = run.get("choices") or {}
         names = [str(choices[group]) for group in ("target", "task", "drafter") if choices.get(group)]
         config = {name: to_jsonable(run.get(name) or {}) for name in ("config", "choices", "provenance")}
@@ -131,7 +166,7 @@ class WandbTracker:
             resume="allow" if mode == "online" else None,
             name=config["config"].get("name") or run.get("slug"),
             group=self.group,
-            job_type="bench",
+            job_type=kind,
             tags=[*self.tags, *names],
             dir=str(self.dir),
             config={**config["config"], "choices": config["choices"], "provenance": config["provenance"]},
@@ -145,6 +180,27 @@ class WandbTracker:
                 x_disable_stats=True,
             ),
         )
+
+
+def _wandb() -> Any:
+    """The library: 60 MB and a second, so only when something is logged."""
+    # W&B's own usage reports would wait for its server when this process ends, in offline mode too.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    return wandb
+
+
+def curves(line: Mapping[str, Any]) -> Iterator[tuple[str, float | int | str | bool]]:
+    """A line of a training's metrics under `<student>/<kind>/<figure>`; lists by position k = 1, 2, ..."""
+    head = f"{line['student']}/{line['kind']}/"
+    for key, value in line.items():
+        if key in ("student", "kind", "step"):
+            continue
+        if isinstance(value, list):
+            yield from ((f"{head}{key}/{k}", item) for k, item in enumerate(value, start=1) if item is not None)
+        elif value is not None:
+            yield f"{head}{key}", value
 
 
 def scalars(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | int | str | bool]]:

@@ -72,12 +72,14 @@ class BlockTruth:
     Args:
         probs_at: the target's float32 probabilities of what can be drafted, for a slice of the B * A * G slots.
         outside_BAG: float32 the target's mass on what can't be drafted.
+        best_BAG: int64 draft ids of the target's most likely tokens.
         labels_BAG: int64 the text's own tokens as draft ids, -1 where they can't be drafted.
         is_supervised_BAG: bool.
     """
 
     probs_at: ProbsAt
     outside_BAG: Tensor
+    best_BAG: Tensor
     labels_BAG: Tensor
     is_supervised_BAG: Tensor
 
@@ -107,6 +109,7 @@ def block_loss(
         logits_BAGV.flatten(0, -2),
         truth.probs_at,
         truth.outside_BAG.flatten(),
+        truth.best_BAG.flatten(),
         labels.flatten(),
         SlotWeights(weights.ce * label_S, weights.l1 * slot_S, weights.soft * slot_S),
     )

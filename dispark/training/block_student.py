@@ -95,5 +95,10 @@ class BlockStudent:
         index_BAG = batch.teacher.index(out.positions_BAG - 1).clamp_min(0)  # unsupervised slots weigh nothing
         index_S = index_BAG.flatten()
         labels = out.labels_BAG if vocabulary is None else vocabulary.to_draft(out.labels_BAG)
-        outside_BAG = laws.outside_M[index_BAG]
-        return BlockTruth(lambda part: laws.probs_MV[index_S[part]], outside_BAG, labels, out.is_supervised_BAG)
+        return BlockTruth(
+            lambda part: laws.probs_MV[index_S[part]],
+            laws.outside_M[index_BAG],
+            laws.best_M[index_BAG],
+            labels,
+            out.is_supervised_BAG,
+        )

@@ -7,6 +7,7 @@ row is on disk at once. How rows are made is synthesis.py's business, what they 
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import shutil
 import sys
@@ -33,7 +34,7 @@ from dispark.training.synthesis import SynthesisSource
 
 log = logging.getLogger(__name__)
 
-_NOT_SETTINGS = ("paths", "hydra", "out", "batch_size", "part")
+_NOT_SETTINGS = ("paths", "hydra", "out", "batch_size", "part", "minutes")
 _BYTES_PER_TOKEN = 8  # of rows.jsonl and Parquet together, measured
 
 
@@ -47,8 +48,10 @@ def run_data(cfg: DictConfig) -> dict[str, Any]:
     for key in ("batch_size", "part", "max_new_tokens", "max_prompt_tokens", "max_turn_tokens"):
         if plain[key] < 1:
             raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
+    if plain["minutes"] is not None and not plain["minutes"] > 0:
+        raise ValueError(f"minutes={plain['minutes']}: must be above 0, or null for no end")
     out = Path(plain["out"])
-    check_writable(out)
+    check_writable(out, "out")
     settings = {key: value for key, value in plain.items() if key not in _NOT_SETTINGS}
     settings |= {"contents": content_hashes(settings), "python": platform.python_version()}
     writer = RowWriter(out, settings)
@@ -146,16 +149,21 @@ class Synthesis:
 
     def run(self, seeds: list[Seed], num_all: int) -> None:
         """Works through the seeds; prints an estimate from the first few conversations before the rest."""
+        minutes = self.cfg.minutes
+        self._end = math.inf if minutes is None else time.perf_counter() + 60 * minutes
         probe = min(len(seeds), self.cfg.batch_size)
         parts = [seeds[:probe]] + [seeds[i : i + self.cfg.part] for i in range(probe, len(seeds), self.cfg.part)]
         every_s = 0.5 if sys.stderr.isatty() else 15.0
         with tqdm(total=num_all, initial=num_all - len(seeds), unit="seed", mininterval=every_s) as bar:
             for number, part in enumerate(parts):
+                if self._is_over():
+                    log.info("time is over; the same command goes on")
+                    return
                 start = time.perf_counter()
                 source = self._source(part)
                 self.loop.run(source)
                 seconds = time.perf_counter() - start
-                bar.update(len(part))
+                bar.update(len(part) - source.num_waiting)
                 bar.set_postfix_str(f"{source.num_tokens / seconds:.0f} tok/s, {len(self.writer.rows)} rows")
                 for reason, num in source.left_out.items():
                     self.filter.refused[reason] += num
@@ -173,7 +181,11 @@ class Synthesis:
             max_prompt_tokens=cfg.max_prompt_tokens,
             max_turn_tokens=cfg.max_turn_tokens,
             seed=cfg.seed,
+            is_over=self._is_over,
         )
+
+    def _is_over(self) -> bool:
+        return time.perf_counter() > self._end
 
     def _estimate(self, num_left: int, tokens: float, seconds: float) -> None:
         """Says how much is to come, and whether there is room for it.

@@ -41,7 +41,7 @@ class Distances:
     """The weighted sum, a scalar with gradient, and without: float32 [S] of each slot.
 
     `accept_S` is sum_v min(p, q) = 1 - L1 / 2, the chance that a sampled draft is accepted; `is_right_S` (bool) tells
-    whether the two argmaxes agree.
+    whether the target's most likely token is the drafter's (or as likely as that).
     """
 
     total: Tensor
@@ -52,17 +52,22 @@ class Distances:
     is_right_S: Tensor
 
 
-def distances(logits_SV: Tensor, probs_at: ProbsAt, outside_S: Tensor, labels_S: Tensor, w: SlotWeights) -> Distances:
+def distances(
+    logits_SV: Tensor, probs_at: ProbsAt, outside_S: Tensor, best_S: Tensor, labels_S: Tensor, w: SlotWeights
+) -> Distances:
     """Compares S slots.
 
     Args:
         logits_SV: the drafter's, in any floating dtype.
         probs_at: the target's probabilities of the same ids.
         outside_S: float32 the target's mass on other ids.
+        best_S: int64 index of the target's most likely token among these ids.
         labels_S: int64 index into V, or -1 where the token can't be drafted; its cross entropy is then 0.
         w: factors.
     """
-    total, ce, l1, soft, right = _Distances.apply(logits_SV, probs_at, outside_S, labels_S, w.ce_S, w.l1_S, w.soft_S)
+    total, ce, l1, soft, right = _Distances.apply(
+        logits_SV, probs_at, outside_S, best_S, labels_S, w.ce_S, w.l1_S, w.soft_S
+    )
     return Distances(total, ce, l1, soft, (1 - 0.5 * l1).clamp(0, 1), right)
 
 
@@ -73,6 +78,7 @@ class _Distances(torch.autograd.Function):
         logits_SV: Tensor,
         probs_at: ProbsAt,
         outside_S: Tensor,
+        best_S: Tensor,
         labels_S: Tensor,
         ce_weight_S: Tensor,
         l1_weight_S: Tensor,
@@ -88,12 +94,15 @@ class _Distances(torch.autograd.Function):
             p = probs_at(part)
             label = labels_S[part].clamp_min(0).unsqueeze(-1)
             has_label = (labels_S[part] >= 0).float()
-            lse = z.logsumexp(-1, keepdim=True)
+            most = z.amax(-1, keepdim=True)
+            q = (z - most).exp_()
+            scale = q.sum(-1, keepdim=True)
+            lse = scale.log() + most
             mass = p.sum(-1, keepdim=True)
             ce_S[part] = (lse - z.gather(-1, label)).squeeze(-1) * has_label
             soft_S[part] = (mass * lse).squeeze(-1) - torch.einsum("sv,sv->s", p, z)
-            right_S[part] = z.argmax(-1) == p.argmax(-1)
-            q = (z - lse).exp_()
+            right_S[part] = (z.gather(-1, best_S[part].unsqueeze(-1)) >= most).squeeze(-1)
+            q.div_(scale)
             difference = q - p
             l1_S[part] = difference.abs().sum(-1) + outside_S[part]
             if grad_SV is None:
@@ -115,4 +124,4 @@ class _Distances(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         grad_SV = ctx.grad_SV
         ctx.grad_SV = None
-        return (grad_SV * grads[0].to(grad_SV.dtype), None, None, None, None, None, None)
+        return (grad_SV * grads[0].to(grad_SV.dtype), None, None, None, None, None, None, None)

@@ -1,7 +1,7 @@
 """The feature stream: what the target makes of training text, one forward shared by all drafters in training.
 
 Online: rows go through the target when they are needed. Nothing is kept, so the stream needs no room and starts at
-once; a forward of the target costs about as much as a step of one small drafter (see the README for figures).
+once; a forward of the target costs about as much as a step of one small drafter. feature_cache.py keeps the states.
 
 It knows neither drafters nor losses. Which rows come when is plan.py's business.
 """
@@ -57,27 +57,33 @@ class FeatureStream:
 
     def __init__(self, target: TargetModel, layers: Sequence[int], max_tokens: int) -> None:
         self.layers = tuple(dict.fromkeys([*layers, FINAL]))
-        self._target, self._max_tokens = target, max_tokens
+        self.target, self.max_tokens = target, max_tokens
         self._ends = FrozenEnds(target)
 
     def num_tokens(self, rows: Sequence[TrainingRow]) -> int:
         """Tokens that a batch of these rows is padded to."""
-        return min(self._max_tokens, max(len(row.tokens) for row in rows))
+        return min(self.max_tokens, max(len(row.tokens) for row in rows))
+
+    def states(self, rows: Sequence[TrainingRow]) -> list[Tensor]:
+        """[T, len(layers) * D] of each row, the layers side by side."""
+        texts = [row.tokens[: self.max_tokens] for row in rows]
+        lengths = [len(text) for text in texts]
+        self.target.open(len(rows), max(lengths), self.layers)
+        _, features = self.target.prefill(range(len(rows)), texts)
+        assert features.hidden_NF is not None
+        # A clone: what inference mode made can't be saved for a backward pass.
+        return list(features.hidden_NF.clone().split(lengths))
 
     def batch(self, rows: Sequence[TrainingRow], num_tokens: int | None = None) -> FeatureBatch:
         """The rows as one batch, padded to `num_tokens`, or to the longest."""
-        device = self._target.device
-        texts = [row.tokens[: self._max_tokens] for row in rows]
+        device = self.target.device
+        texts = [row.tokens[: self.max_tokens] for row in rows]
         lengths = [len(text) for text in texts]
         width = max(lengths) if num_tokens is None else num_tokens
-        self._target.open(len(rows), width, self.layers)
-        _, features = self._target.prefill(range(len(rows)), texts)
-        assert features.hidden_NF is not None
-        # A clone: what inference mode made can't be saved for a backward pass.
-        by_layer = features.hidden_NF.clone().chunk(len(self.layers), dim=-1)
-        states = {layer: _padded(part.split(lengths), width) for layer, part in zip(self.layers, by_layer, strict=True)}
+        side_by_side_BTF = _padded(self.states(rows), width)
+        states = dict(zip(self.layers, side_by_side_BTF.chunk(len(self.layers), dim=-1), strict=True))
         tokens_BT = _padded([torch.tensor(text) for text in texts], width).to(device)
-        masks = [torch.tensor(row.loss_mask[: self._max_tokens]) for row in rows]
+        masks = [torch.tensor(row.loss_mask[: self.max_tokens]) for row in rows]
         loss_mask_BT = _padded(masks, width).to(device)
         is_real_BT = torch.arange(width, device=device) < torch.tensor(lengths, device=device).unsqueeze(1)
         # A law is asked for before a supervised token, or (training-time test) at one.

@@ -87,6 +87,7 @@ class HeadsStudent:
             logits_BAGV.flatten(0, 2),
             lambda part: laws.probs_MV[index_S[part]],
             laws.outside_M[index_S],
+            laws.best_M[index_S],
             labels_BAG.flatten(),
             SlotWeights(w.ce * label_S, w.l1 * slot_S, w.soft * slot_S),
         )

@@ -121,6 +121,7 @@ class RecurrentStudent:
             self._ends.logits(self.network.read(hidden_BTD[seen_BT])),
             lambda part: laws.probs_MV[index_S[part]] / mass_S[part].unsqueeze(-1),
             torch.zeros_like(mass_S),
+            laws.best_M[index_S],
             labels_S,
             SlotWeights(w[0], w[1], w[2]),
         )

@@ -9,7 +9,7 @@ It knows tokens and texts; what decodes them is the loop's business.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
 from dispark.tasks.conversation import Message, Renderer, request_seed
@@ -47,6 +47,7 @@ class SynthesisSource:
         max_prompt_tokens: rendered prompts longer than this are left out.
         max_turn_tokens: cap of a turn that the target writes.
         seed: of the run.
+        is_over: once true, no new seed is taken; what was begun is finished.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class SynthesisSource:
         max_prompt_tokens: int,
         max_turn_tokens: int,
         seed: int,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_over = is_over
         self._seeds = deque(seeds)
         self._tokenizer, self._filter, self._writer = tokenizer, prompt_filter, writer
         self._max_new_tokens, self._max_prompt_tokens = max_new_tokens, max_prompt_tokens
@@ -79,7 +82,7 @@ class SynthesisSource:
         """Answers that are ready first, then new seeds."""
         if self._ready:
             return self._ready.popleft()
-        while self._seeds:
+        while self._seeds and not self._is_over():
             seed = self._seeds.popleft()
             if seed.text is None:
                 if seed.steer not in self._headers:

@@ -27,11 +27,13 @@ class TeacherLaws:
         probs_MV: float32 [M, V or V_draft], the target's probabilities, not renormalised.
         outside_M: float32 mass on ids that can't be drafted.
         top_M: int64 target id of the most likely token.
+        best_M: int64 index into `probs_MV` of the most likely token that can be drafted.
     """
 
     probs_MV: Tensor
     outside_M: Tensor
     top_M: Tensor
+    best_M: Tensor
 
 
 class Teacher:
@@ -61,14 +63,13 @@ class Teacher:
         key = b"" if vocabulary is None else vocabulary.d2t.cpu().numpy().tobytes()
         if key not in self._laws:
             parts = [self._chunk(states, vocabulary) for states in self._states_MD.split(_CHUNK)]
-            probs, outside, top = (torch.cat(values) for values in zip(*parts, strict=True))
-            self._laws[key] = TeacherLaws(probs, outside, top)
+            self._laws[key] = TeacherLaws(*(torch.cat(values) for values in zip(*parts, strict=True)))
         return self._laws[key]
 
-    def _chunk(self, states_MD: Tensor, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _chunk(self, states_MD: Tensor, vocabulary: DraftVocabulary | None) -> tuple[Tensor, ...]:
         probs_MV = self._ends.logits(states_MD).float().softmax(-1)
         top_M = probs_MV.argmax(-1)
         if vocabulary is None:
-            return probs_MV, probs_MV.new_zeros(len(probs_MV)), top_M
+            return probs_MV, probs_MV.new_zeros(len(probs_MV)), top_M, top_M
         kept_MV = probs_MV[:, vocabulary.ids.to(probs_MV.device)]
-        return kept_MV, (1 - kept_MV.sum(-1)).clamp_min(0), top_M
+        return kept_MV, (1 - kept_MV.sum(-1)).clamp_min(0), top_M, kept_MV.argmax(-1)

@@ -6,6 +6,7 @@ it, and the first alone writes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -19,13 +20,16 @@ from torch import Tensor
 
 from dispark.config import build, resolve
 from dispark.decoding.target import TargetModel
-from dispark.interfaces import Drafter
+from dispark.interfaces import Drafter, TrainingTracker
 from dispark.measure import provenance
+from dispark.protocols import check_protocol
 from dispark.runs.files import check_writable, dumps, write_text
+from dispark.runs.tracking import NullTracker
 from dispark.targets.model import wrap
 from dispark.targets.spec import LoadedTarget, load
 from dispark.training.card import write_card
 from dispark.training.draft_ids import frequent_ids
+from dispark.training.feature_cache import CachedFeatures
 from dispark.training.features import FeatureStream
 from dispark.training.plan import split_held_out
 from dispark.training.rows import TrainingRow, read_meta, read_rows
@@ -38,7 +42,7 @@ log = logging.getLogger(__name__)
 SETTINGS, RUN = "settings.json", "run.json"
 _NOT_SETTINGS = (
     "paths", "hydra", "out", "tracker", "data", "overwrite", "minutes", "log_every", "checkpoint_every", "divergence",
-    "parity_rows", "parity_tokens", "parity_tolerance",
+    "parity_rows", "parity_tokens", "parity_tolerance", "feature_cache",
 )  # fmt: skip
 
 
@@ -84,12 +88,23 @@ def _train(
     students: dict[str, Student] = {name: build(cfg.students[name]) for name in plain["students"]}
     coverage = start_all(students, train_rows, target)
     layers = [layer for student in students.values() for layer in student.feature_layers]
+    stream = online = FeatureStream(target, layers, plain["max_tokens"])
+    if plain["feature_cache"] is not None:
+        identity = {"data": meta["fingerprint"], "weights_sha256": loaded.weights_sha256}
+        stream = cache = CachedFeatures(online, Path(plain["feature_cache"]), identity)
+        if world.is_first:
+            cache.fill(rows)
+        world.wait()
+        cache.fill(rows)
     keys = TrainSettings.__dataclass_fields__
+    tracker = build(cfg.tracker) if world.is_first else NullTracker()
+    check_protocol(tracker, TrainingTracker, "tracker")
     trainer = Trainer(
         students,
         lambda name, folder: open_drafter(plain["students"][name], folder),
         target,
-        FeatureStream(target, layers, plain["max_tokens"]),
+        stream,
+        online,
         train_rows,
         held_out,
         TrainSettings(**{key: plain[key] for key in keys}),
@@ -98,7 +113,12 @@ def _train(
         world,
     )
     trainer.resume()
-    is_finished = trainer.step >= plain["steps"] or trainer.run()
+    is_finished = trainer.step >= plain["steps"]
+    if not is_finished:
+        slug = f"train/{loaded.name}/{'+'.join(students)}/s{plain['seed']}"
+        with tracker.training({"key": _key(out), "slug": slug, "config": plain}) as on_metrics:
+            trainer.on_metrics = on_metrics
+            is_finished = trainer.run()
     metrics = read_metrics(out)
     last = {line["student"]: line for line in metrics if line["kind"] == "held_out"}
     result = {
@@ -118,6 +138,12 @@ def _train(
         for name, line in last.items():
             print(f"{out / name}: step {line['step']} of {plain['steps']}, {_figures(line)}")
     return result
+
+
+def _key(out: Path) -> str:
+    """Of a run for trackers: its settings and its folder."""
+    text = (out / SETTINGS).read_text(encoding="utf-8") + str(out.resolve())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _figures(line: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,8 @@ class Trainer:
         students: by name, started.
         open_drafter: makes the drafter that reads a saved checkpoint of a student.
         target: that all draft for.
-        stream: of features.
+        stream: of features of the rows.
+        online: of features of any text.
         rows, held_out: to train on, and not to.
         settings, optimizer: how.
         out: the run's folder.
@@ -115,18 +116,19 @@ class Trainer:
         open_drafter: Callable[[str, Path], Drafter],
         target: TargetModel,
         stream: FeatureStream,
+        online: FeatureStream,
         rows: Sequence[TrainingRow],
         held_out: Sequence[TrainingRow],
         settings: TrainSettings,
         optimizer: OptimizerSettings,
         out: Path,
         world: World,
-        on_metrics: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> None:
-        self.students, self.target, self.stream = students, target, stream
+        self.students, self.target, self.stream, self._online = students, target, stream, online
         self.rows, self.held_out = list(rows), list(held_out)
         self.settings, self.out, self.world = settings, out, world
-        self._open_drafter, self._on_metrics, self._schedule = open_drafter, on_metrics, optimizer
+        self._open_drafter, self._schedule = open_drafter, optimizer
+        self.on_metrics: Callable[[Mapping[str, Any]], None] = lambda line: None
         self.optimizers = {
             name: MasterAdamW(student.network, target.dtype, student.lr, optimizer)
             for name, student in students.items()
@@ -256,7 +258,7 @@ class Trainer:
         if self.world.is_first:
             with (self.out / METRICS).open("a", encoding="utf-8") as file:
                 file.write(f"{dumps(line)}\n")
-            self._on_metrics(line)
+            self.on_metrics(line)
 
     # -- states and checkpoints ---------------------------------------------------------------------------------
 
@@ -309,7 +311,7 @@ class Trainer:
         s = self.settings
         rows = [row for row in self.held_out if len(row.prompt_ids) <= 256][: s.parity_rows] or self.held_out[:1]
         drafter = self._open_drafter(name, self.out / name)
-        report = check_parity(student, drafter, self.target, self.stream, rows, s.parity_tokens)
+        report = check_parity(student, drafter, self.target, self._online, rows, s.parity_tokens)
         if report.different_share > s.parity_tolerance:
             raise ValueError(
                 f"students.{name}: step {self.step}: what decodes is not what was trained: of {report.num_slots} "

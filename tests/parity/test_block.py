@@ -205,7 +205,10 @@ def recorded_loss(
     flat = teacher.flatten(0, -2)
     outside = torch.zeros(labels.shape)
     return block_loss(
-        logits, BlockTruth(lambda part: flat[part].softmax(-1), outside, labels, seen), confidence, weights
+        logits,
+        BlockTruth(lambda part: flat[part].softmax(-1), outside, teacher.argmax(-1), labels, seen),
+        confidence,
+        weights,
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dispark.interfaces import Tracker
-from dispark.runs.tracking import NullTracker, WandbTracker, acceptance_rows, scalars
+from dispark.interfaces import Tracker, TrainingTracker
+from dispark.runs.tracking import NullTracker, WandbTracker, acceptance_rows, curves, scalars
 
 SUMMARY: dict[str, Any] = {
     "matl": 2.5,
@@ -70,6 +70,8 @@ def wandb_cli(folder: Path, *words: str) -> str:
 def test_trackers_fit_the_protocol() -> None:
     assert isinstance(NullTracker(), Tracker)
     assert isinstance(WandbTracker(), Tracker)
+    assert isinstance(NullTracker(), TrainingTracker)
+    assert isinstance(WandbTracker(), TrainingTracker)
     NullTracker().log_run({}, ROWS)
 
 
@@ -137,6 +139,48 @@ def test_a_failing_library_is_a_warning(
     monkeypatch.setitem(sys.modules, "wandb", object())
     WandbTracker(dir=str(tmp_path / "file" / "x")).log_run(a_run(0), ROWS)
     assert "NotADirectoryError" in caplog.text
+
+
+TRAINING = """
+import sys
+from dispark.runs.tracking import WandbTracker
+run = {"key": "abc", "slug": "train/tiny/dispark/s0", "config": {"steps": 2}}
+with WandbTracker(dir=sys.argv[1]).training(run) as take:
+    for step in (1, 2):
+        take({"kind": "train", "student": "dispark", "step": step, "loss": 3.5 / step, "accept_at": [0.5, None]})
+"""
+
+
+def test_a_training_leaves_its_curves(tmp_path: Path) -> None:
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", TRAINING, str(tmp_path / "w")], env=env, check=True, timeout=60)
+    (folder,) = (tmp_path / "w").glob("wandb/offline-run-*-abc")
+    kept = next(folder.glob("*.wandb")).read_bytes()
+    for words in (b"train/tiny/dispark/s0", b"dispark/train/loss", b"dispark/train/accept_at/1"):
+        assert words in kept
+
+
+def test_a_failing_library_does_not_stop_a_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Session:
+        def log(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("no disk")
+
+        def finish(self) -> None:
+            raise RuntimeError("still none")
+
+    monkeypatch.setattr(WandbTracker, "_start", lambda *_: Session())
+    with WandbTracker(dir=str(tmp_path)).training({}) as take:
+        take({"kind": "train", "student": "a", "step": 1})
+        take({"kind": "train", "student": "a", "step": 2})
+    assert caplog.text.count("takes no more lines (RuntimeError: no disk)") == 1
+    assert "did not end the training (RuntimeError: still none)" in caplog.text
+
+
+def test_curves_have_one_name_a_figure() -> None:
+    line = {"kind": "held_out", "student": "a", "step": 4, "loss": 1.0, "accept_at": [0.5, None], "parity/x": None}
+    assert dict(curves(line)) == {"a/held_out/loss": 1.0, "a/held_out/accept_at/1": 0.5}
 
 
 def test_scalars_are_flat_and_present() -> None:

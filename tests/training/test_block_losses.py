@@ -15,7 +15,8 @@ def loss_of(
     draft: Tensor, teacher: Tensor, labels: Tensor, seen: Tensor, confidence: Tensor | None, weights: BlockLossWeights
 ) -> BlockLoss:
     flat = teacher.flatten(0, -2)
-    truth = BlockTruth(lambda part: flat[part].softmax(-1), torch.zeros(labels.shape), labels, seen)
+    best = teacher.argmax(-1)
+    truth = BlockTruth(lambda part: flat[part].softmax(-1), torch.zeros(labels.shape), best, labels, seen)
     return block_loss(draft, truth, confidence, weights)
 
 
@@ -68,7 +69,8 @@ def test_a_token_that_cannot_be_drafted() -> None:
     """It has no cross entropy, and the target's mass on such tokens adds to the distance."""
     draft, probs = torch.randn(1, 1, 2, 3), torch.tensor([[0.2, 0.3, 0.1], [0.0, 0.5, 0.5]])
     labels, seen = torch.tensor([[[-1, 2]]]), torch.ones(1, 1, 2, dtype=torch.bool)
-    truth = BlockTruth(lambda part: probs[part], torch.tensor([[[0.4, 0.0]]]), labels, seen)
+    best = torch.zeros_like(labels)
+    truth = BlockTruth(lambda part: probs[part], torch.tensor([[[0.4, 0.0]]]), best, labels, seen)
     found = block_loss(draft, truth, None, BlockLossWeights(decay=None))
     q = draft[0, 0].softmax(-1)
     l1 = (q - probs).abs().sum(-1) + torch.tensor([0.4, 0.0])
@@ -80,7 +82,8 @@ def test_a_token_that_cannot_be_drafted() -> None:
 def test_sums_of_other_processes_make_the_mean() -> None:
     draft, teacher = torch.randn(1, 1, 2, 5), torch.randn(1, 1, 2, 5)
     labels, seen = torch.zeros(1, 1, 2, dtype=torch.int64), torch.ones(1, 1, 2, dtype=torch.bool)
-    truth = BlockTruth(lambda part: teacher[0, 0][part].softmax(-1), torch.zeros(1, 1, 2), labels, seen)
+    best = teacher.argmax(-1)
+    truth = BlockTruth(lambda part: teacher[0, 0][part].softmax(-1), torch.zeros(1, 1, 2), best, labels, seen)
     alone = block_loss(draft, truth, None, BlockLossWeights())
     shared = block_loss(draft, truth, None, BlockLossWeights(), lambda sums: 4 * sums)
     assert float(shared.total) == pytest.approx(float(alone.total) / 4, rel=1e-5)

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_module
 
 import dispark.config
 from dispark.targets.tokenizer import ByteTokenizer
-from dispark.training.data import run_data
+from dispark.training.data import Synthesis, run_data
 from dispark.training.rows import read_rows
 from dispark.training.synthesis import user_header
 
@@ -66,6 +66,25 @@ def test_a_stopped_run_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     again = run()
     # In float32 the batch around a request does not change its text, so even the fingerprint is the same.
     assert again["fingerprint"] == whole["fingerprint"]
+
+
+def test_a_run_that_ran_out_of_time_is_whole_and_goes_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = [0]
+
+    def is_over(self: Synthesis) -> bool:
+        count[0] += 1
+        return count[0] > 5
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Synthesis, "_is_over", is_over)
+        first = run("minutes=10")
+    assert 1 <= first["num_rows"] < 9
+    assert len(list(read_rows(tmp_path / "d"))) == first["num_rows"]
+    assert run()["fingerprint"] == run(f"out={tmp_path}/whole")["fingerprint"]
+    with pytest.raises(ValueError, match=r"minutes=0(\.0)?: must be above 0, or null"):
+        run("minutes=0")
 
 
 def test_more_of_the_same_is_another_data_set(run: Run) -> None:

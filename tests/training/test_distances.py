@@ -23,7 +23,7 @@ def case(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 def test_values_and_gradients(dtype: torch.dtype) -> None:
     logits, probs, outside, labels, weights = case(dtype)
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    found = distances(ours, lambda part: probs[part], outside, labels, SlotWeights(*weights))
+    found = distances(ours, lambda part: probs[part], outside, probs.argmax(-1), labels, SlotWeights(*weights))
     log_q = theirs.float().log_softmax(-1)
     has_label = labels >= 0
     ce = -log_q.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1) * has_label
@@ -44,7 +44,7 @@ def test_nothing_it_is_given_changes() -> None:
     logits, probs, outside, labels, weights = case(torch.float32)
     copies = [value.clone() for value in (logits, probs, outside, labels, weights)]
     distances(
-        logits.requires_grad_(), lambda part: probs[part], outside, labels, SlotWeights(*weights)
+        logits.requires_grad_(), lambda part: probs[part], outside, probs.argmax(-1), labels, SlotWeights(*weights)
     ).total.backward()
     for value, copy in zip((logits, probs, outside, labels, weights), copies, strict=True):
         assert torch.equal(value.detach(), copy)
@@ -52,6 +52,6 @@ def test_nothing_it_is_given_changes() -> None:
 
 def test_without_a_gradient() -> None:
     logits, probs, outside, labels, weights = case(torch.float32)
-    found = distances(logits, lambda part: probs[part], outside, labels, SlotWeights(*weights))
+    found = distances(logits, lambda part: probs[part], outside, probs.argmax(-1), labels, SlotWeights(*weights))
     assert not found.total.requires_grad
     assert float(found.total) > 0

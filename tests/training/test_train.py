@@ -118,6 +118,17 @@ def test_checkpoints_go_on_being_trained(train: Train, tmp_path: Path, data: Pat
     assert all(torch.allclose(first[key].float(), second[key].float(), atol=1e-6) for key in first)
 
 
+def test_features_from_disk_train_the_same(train: Train, tmp_path: Path, data: Path) -> None:
+    """But for the rounding of the states to bfloat16."""
+    cache = f"feature_cache={tmp_path}/cache"
+    first = train(["dispark", "mtp"])
+    second = run_train(composed("train", words_for(data, tmp_path / "cached", ["dispark", "mtp"], cache)))
+    for name in ("dispark", "mtp"):
+        assert second["held_out"][name]["loss"] == pytest.approx(first["held_out"][name]["loss"], rel=2e-2)
+        assert second["held_out"][name]["parity/num_different"] == 0
+    assert run_train(composed("train", words_for(data, tmp_path / "again", ["dispark", "mtp"], cache)))["is_finished"]
+
+
 # -- resuming -------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,119 @@
+"""The feature stream: what the target made of rows, from memory and from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conformance.toolbox import open_tiny
+
+from dispark.decoding.target import FINAL
+from dispark.training import feature_cache
+from dispark.training.feature_cache import CachedFeatures
+from dispark.training.features import FeatureStream
+from dispark.training.rows import TrainingRow
+
+LAYERS = (2, 0)
+IDENTITY = {"data": "abc"}
+
+
+def row(number: int, num_prompt: int = 3, num_answer: int = 5) -> TrainingRow:
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(1, 250, (num_prompt + num_answer,), generator=generator).tolist()
+    return TrainingRow(f"r/{number}", "math", "p", tokens[:num_prompt], tokens[num_prompt:], "stop")
+
+
+ROWS = [row(i, 2 + i % 4, 1 + i) for i in range(9)]
+
+
+def stream(max_tokens: int = 12) -> FeatureStream:
+    return FeatureStream(open_tiny("tiny"), LAYERS, max_tokens)
+
+
+def test_a_batch_is_what_the_target_says_of_each_row_alone() -> None:
+    target = open_tiny("tiny")
+    found = FeatureStream(target, LAYERS, 12)
+    rows = [ROWS[5], ROWS[1], ROWS[8]]
+    batch = found.batch(rows, 14)
+    assert batch.tokens_BT.shape == (3, 14)
+    assert batch.row_ids == ["r/5", "r/1", "r/8"]
+    head = target.model.get_output_embeddings().weight
+    for i, one in enumerate(rows):
+        text = one.tokens[:12]
+        num = len(text)
+        target.open(1, num, (*LAYERS, FINAL))
+        target.admit(0)
+        logits, features = target.forward([0], torch.tensor(text), [num])
+        assert features.hidden_NF is not None
+        wanted = features.hidden_NF.chunk(3, dim=-1)
+        torch.testing.assert_close(batch.features((0, 2))[i, :num], torch.cat([wanted[1], wanted[0]], -1))
+        torch.testing.assert_close(batch.states[FINAL][i, :num], wanted[2])
+        assert batch.tokens_BT[i].tolist() == text + [0] * (14 - num)
+        assert batch.is_real_BT[i].tolist() == [True] * num + [False] * (14 - num)
+        assert batch.loss_mask_BT[i, :num].tolist() == one.loss_mask[:12]
+        # The teacher knows the law after the last prompt token and after each of the answer's.
+        first = len(one.prompt_ids) - 1
+        positions = torch.arange(first, num).unsqueeze(0).expand(3, -1)
+        index = batch.teacher.index(positions)[i]
+        assert bool((index >= 0).all())
+        torch.testing.assert_close(batch.teacher.laws(None).probs_MV[index], logits[first:].softmax(-1))
+        assert head.grad is None
+    assert int(batch.teacher.index(torch.zeros(3, 1, dtype=torch.int64))[0]) == -1
+
+
+def test_what_comes_from_disk_is_what_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_cache, "_SHARD_ROWS", 4)
+    monkeypatch.setattr(feature_cache, "_CALL_TOKENS", 20)
+    online = stream()
+    cached = CachedFeatures(online, tmp_path / "c", IDENTITY)
+    cached.fill(ROWS)
+    assert len(list((tmp_path / "c").glob("shard-*.bin"))) == 3
+    size = sum(path.stat().st_size for path in (tmp_path / "c").glob("shard-*.bin"))
+    assert size == sum(min(12, len(one.tokens)) for one in ROWS) * 3 * 64 * 2
+    rows = [ROWS[8], ROWS[0], ROWS[4]]
+    both = online.batch(rows), cached.batch(rows)
+    for layer in (*LAYERS, FINAL):
+        wanted = both[0].states[layer].bfloat16().float()
+        torch.testing.assert_close(both[1].states[layer], wanted, rtol=1e-2, atol=1e-6)
+    assert torch.equal(both[0].tokens_BT, both[1].tokens_BT)
+
+
+def test_a_killed_pass_goes_on_behind_the_last_whole_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_cache, "_SHARD_ROWS", 3)
+    online = stream()
+    states, count = online.states, [0]
+
+    def counted(rows: list[TrainingRow]) -> list[torch.Tensor]:
+        count[0] += len(rows)
+        if count[0] > 6:
+            raise KeyboardInterrupt
+        return states(rows)
+
+    monkeypatch.setattr(online, "states", counted)
+    with pytest.raises(KeyboardInterrupt):
+        CachedFeatures(online, tmp_path, IDENTITY).fill(ROWS)
+    assert len(list(tmp_path.glob("shard-*.json"))) == 2
+    count[0] = -1000
+    cached = CachedFeatures(online, tmp_path, IDENTITY)
+    cached.fill(ROWS)
+    assert count[0] == -1000 + 3
+    cached.fill(ROWS)
+    assert count[0] == -1000 + 3
+    torch.testing.assert_close(cached.states([ROWS[7]])[0], states([ROWS[7]])[0], rtol=1e-2, atol=1e-2)
+
+
+def test_a_cache_of_something_else_is_refused(tmp_path: Path) -> None:
+    CachedFeatures(stream(), tmp_path, IDENTITY).fill(ROWS[:2])
+    for online, identity in ((stream(), {"data": "other"}), (stream(11), IDENTITY)):
+        with pytest.raises(ValueError, match=r"feature_cache=.*: holds the states of another run"):
+            CachedFeatures(online, tmp_path, identity)
+
+
+def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10, 5, 5))
+    with pytest.raises(ValueError, match=r"feature_cache=.*: needs 0.0 GB, 0.0 are free"):
+        CachedFeatures(stream(), tmp_path, IDENTITY).fill(ROWS)
