@@ -149,7 +149,7 @@ def read_deepspec(checkpoint: Checkpoint) -> Eagle3Config:
         draft_length=c.need("ttt_length", int),
         feature_layers=tuple(c.need("target_layer_ids", list)),
         norm_before_residual=c.config.get("norm_before_residual") is True,
-        needs=(EMBEDDING_TENSOR, HEAD_TENSOR),
+        needs=() if c.config.get("has_target_ends") is False else (EMBEDDING_TENSOR, HEAD_TENSOR),
         **target_keys(c),
     )
 

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dispark.drafters.storage import expand
 from dispark.runs.files import write_atomic, write_text
 from dispark.targets.cache import file_sha256, weights_sha256
 from dispark.targets.quiet import first_line
@@ -139,6 +140,7 @@ def open_checkpoint(where: str) -> Checkpoint:
             tensors[name.removeprefix("_orig_mod.")] = tensor
     digests = {path.name: file_sha256(path) for path in files}
     digest = weights_sha256(digests) if files[0].suffix == ".safetensors" else digests[files[0].name]
+    tensors = expand(tensors, where)
     return Checkpoint(where, detect_layout(config, tensors, where), config, tensors, digest)
 
 

@@ -160,8 +160,12 @@ class RecurrentDrafter:
     def vocabulary(self) -> DraftVocabulary | None:
         return self._parts.vocabulary
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, has_ends: bool | None = None) -> None:
         """Writes the drafter, bound or started before, as a checkpoint that drafts bit for bit the same.
+
+        Args:
+            folder: made where absent.
+            has_ends: write embedding and head even where they are the target's; None as the method's layout has it.
 
         Raises:
             ValueError: it has not been bound to a target yet.
@@ -170,8 +174,9 @@ class RecurrentDrafter:
             raise ValueError(
                 f"drafter.checkpoint={self.checkpoint}: save() comes after bind(), which makes the network"
             )
-        keys = self.saved_keys()
-        save_parts(Path(folder), self._parts, self.config, self._made_for, keys, self.saves_ends)
+        has_ends = self.saves_ends if has_ends is None else has_ends
+        keys = self.saved_keys() | ({} if has_ends or not self.saves_ends else {"has_target_ends": False})
+        save_parts(Path(folder), self._parts, self.config, self._made_for, keys, has_ends)
 
     def saved_keys(self) -> dict[str, Any]:
         """What config.json needs beside the layers' keys, by the layout that the method is saved in."""

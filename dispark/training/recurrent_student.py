@@ -147,4 +147,4 @@ class RecurrentStudent:
 
     def save(self, folder: Path) -> None:
         """See Student."""
-        self.drafter.save(folder)
+        self.drafter.save(folder, has_ends=False)
