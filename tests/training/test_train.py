@@ -93,6 +93,19 @@ def test_every_student_learns_and_decodes(name: str, train: Train, tmp_path: Pat
     assert (tmp_path / "run" / name / "README.md").read_text().startswith(f"# {name}, a drafter for tiny")
 
 
+@pytest.mark.parametrize("family", ["tiny_qwen3", "tiny_gemma3", "tiny_gemma4"])
+def test_every_family_of_targets(family: str, tmp_path: Path) -> None:
+    """Data, training and decoding without a line of code of their own."""
+    target = [f"target={family}"]
+    counts = "prompts.counts={code: 0, math: 20, chat: 0, qa: 0, translation: 0, summarization: 0}"
+    run_data(composed("data", [*target, "prompts=templates", counts, "max_new_tokens=16", f"out={tmp_path}/data"]))
+    students = ["dispark", "eagle3", "mtp", "medusa"]
+    result = run_train(composed("train", [*target, *words_for(tmp_path / "data", tmp_path / "run", students)]))
+    for name in students:
+        assert result["held_out"][name]["parity/num_slots"] > 0
+        assert result["held_out"][name]["parity/num_different"] == 0
+
+
 def test_a_trained_drafter_is_loaded_by_name(train: Train, tmp_path: Path) -> None:
     train(["dispark"])
     cfg = composed("bench", ["drafter=dispark", f"drafter.checkpoint={tmp_path}/run/dispark"])
