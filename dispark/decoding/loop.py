@@ -92,8 +92,7 @@ class DecodingLoop:
         for a, token in zip(new, first_tokens, strict=True):
             a.record.ttft_s = now - a.admitted_s
             self._emit(a, a.cut([token], 0, self.target.stop_ids), source)
-        seconds = clock.stop()
-        self._trace.log_step("prefill", new, sum(features.lengths), seconds)
+        self._trace.log_step("prefill", new, sum(features.lengths), clock.stop())
         return True
 
     def _round(self, source: RequestSource) -> None:

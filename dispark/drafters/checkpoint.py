@@ -144,6 +144,13 @@ def open_checkpoint(where: str) -> Checkpoint:
     return Checkpoint(where, detect_layout(config, tensors, where), config, tensors, digest)
 
 
+def check_layout(file: Checkpoint, known: Iterable[str]) -> None:
+    """Raises ValueError where a checkpoint's layout is none of those that a drafter reads."""
+    if file.layout not in (names := list(known)):
+        wanted = "; ".join(f"{name} ({LAYOUTS[name]})" for name in names)
+        raise ValueError(f"drafter.checkpoint={file.name}: has the {file.layout} layout; this drafter reads {wanted}")
+
+
 def _weight_files(folder: Path, where: str) -> list[Path]:
     shards = sorted(folder.glob("*.safetensors"))
     if shards:

@@ -26,6 +26,7 @@ from dispark.decoding.target import FINAL, TargetModel
 from dispark.drafters.checkpoint import (
     RANDOM,
     Checkpoint,
+    check_layout,
     describe,
     fill,
     in_dtype,
@@ -83,10 +84,8 @@ class ParallelHeadsDrafter(ABC):
         self._shape = shape
         self._confidence = confidence
         self._file = None if self.checkpoint == RANDOM else open_checkpoint(self.checkpoint)
-        if self._file is not None and self._file.layout != self.layout:
-            raise ValueError(
-                f"drafter.checkpoint={checkpoint}: has the {self._file.layout} layout; this drafter reads {self.layout}"
-            )
+        if self._file is not None:
+            check_layout(self._file, [self.layout])
         longest = shape.num_heads if self._file is None else self._num_heads(self._file)
         self.draft_length = longest if draft_length is None else draft_length
         if not 1 <= self.draft_length <= longest:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.target import TargetModel, chunks
-from dispark.drafters.checkpoint import RANDOM, Checkpoint, describe, open_checkpoint, warn_random
+from dispark.drafters.checkpoint import RANDOM, Checkpoint, check_layout, describe, open_checkpoint, warn_random
 from dispark.drafters.confidence import check_confidence
 from dispark.drafters.layers import PackedLayers
 from dispark.drafters.recurrent_config import ConfigMaker, RecurrentConfig
@@ -61,11 +61,7 @@ class RecurrentDrafter:
         self._config: RecurrentConfig | None = None
         if self.checkpoint != RANDOM:
             self._file = open_checkpoint(self.checkpoint)
-            if self._file.layout not in self.readers:
-                known = ", ".join(self.readers)
-                raise ValueError(
-                    f"drafter.checkpoint={checkpoint}: has the {self._file.layout} layout; this drafter reads {known}"
-                )
+            check_layout(self._file, self.readers)
             self._config = self.readers[self._file.layout](self._file)
         trained_length = None if self._config is None else self._config.draft_length
         self.draft_length: int = (trained_length or self.default_length) if draft_length is None else draft_length

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.target import TargetModel
-from dispark.drafters.checkpoint import RANDOM, Checkpoint, describe, open_checkpoint, warn_random
+from dispark.drafters.checkpoint import RANDOM, Checkpoint, check_layout, describe, open_checkpoint, warn_random
 from dispark.drafters.confidence import check_confidence
 from dispark.drafters.layers import PackedLayers, layers_like
 from dispark.drafters.network import (
@@ -157,11 +157,7 @@ class SemiAutoregressiveDrafter:
             has_head = self._shape.has_confidence
         else:
             self._file = open_checkpoint(self.checkpoint)
-            if self._file.layout not in self.readers:
-                known = ", ".join(self.readers)
-                raise ValueError(
-                    f"drafter.checkpoint={checkpoint}: has the {self._file.layout} layout; this drafter reads {known}"
-                )
+            check_layout(self._file, self.readers)
             self._config = self.readers[self._file.layout](self._file)
             longest, self.feature_layers = self._config.max_draft_length, self._config.feature_layers
             has_head = self._config.confidence != "none"

@@ -29,7 +29,7 @@ from dispark.tasks.suite import SHIPPED, JsonlSuite, PackagedSuite
 from dispark.training.endpoint import OpenAIEndpoint
 from dispark.training.filters import PromptFilter
 from dispark.training.rows import RowWriter, TrainingRow
-from dispark.training.seeds import Seed
+from dispark.training.seeds import Seed, reported_as
 from dispark.training.synthesis import SynthesisSource
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ def evaluation_prompts(exclude: list[str]) -> list[str]:
     """Every turn of the shipped suites and of the files to be kept out of training."""
     prompts = PackagedSuite("all", list(SHIPPED), "1").prompts()
     for path in exclude:
-        prompts += JsonlSuite(path).prompts()
+        with reported_as("exclude", "exclude"):
+            prompts += JsonlSuite(path).prompts()
     return [turn for prompt in prompts for turn in prompt.turns]
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,11 +101,25 @@ class JsonlSource:
     """
 
     def __init__(self, path: str, kind: str = "other", limit: int | None = None) -> None:
-        self._suite = JsonlSuite(path, limit=limit)
+        with reported_as("prompts"):
+            self._suite = JsonlSuite(path, limit=limit)
         self.kind = kind
 
     def seeds(self, seed: int) -> list[Seed]:
-        return [Seed(f"jsonl/{p.prompt_id}", self.kind, p.turns[0]) for p in self._suite.prompts()]
+        with reported_as("prompts"):
+            return [Seed(f"jsonl/{p.prompt_id}", self.kind, p.turns[0]) for p in self._suite.prompts()]
+
+
+@contextmanager
+def reported_as(group: str, key: str | None = None) -> Iterator[None]:
+    """Complaints of a task's reader name the keys of `group` instead of the task's, or one key for its path."""
+    try:
+        yield
+    except ValueError as error:
+        line = str(error)
+        if key is not None:
+            line = line.replace("task.path", key)
+        raise ValueError(line.replace("task.", f"{group}.")) from error
 
 
 class HubSource:

@@ -19,7 +19,7 @@ from conformance.toolbox import (
 )
 
 from baselines.hf_generate import HfGenerate
-from dispark.config import build
+from dispark.config import SHIPPED_CHECKPOINTS, build
 from dispark.decoding.target import TargetModel
 from dispark.targets.cache import entry_folder
 from dispark.targets.model import wrap
@@ -82,3 +82,24 @@ def test_drafting_does_not_change_the_text(name: str, batch_size: int) -> None:
         assert sum(r["num_accepted"] for r in trace.rounds) > 0
     if name == "draft_target":
         assert all(r["num_emitted"] == 5 for r in trace.rounds if r["end"] is None)
+
+
+SHIPPED = sorted(path.parent.name for path in (SHIPPED_CHECKPOINTS / "smollm2_135m").glob("*/config.json"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_drafter_drafts_and_does_not_change_the_text(name: str) -> None:
+    words = ["target=smollm2_135m", f"drafter={name}", "checkpoint=shipped"]
+    drafter = build(compose_bench(*words).drafter)
+    trace = decode_all(target(), drafter, requests(), batch_size=3, num_slots=128)
+    assert outputs_of(trace) == expected()
+    # A third of a token a round is far below what any of them reaches, and far above what random weights do.
+    assert sum(r["num_accepted"] for r in trace.rounds) > 0.33 * len(trace.rounds)
+
+
+def test_shipped_checkpoints_are_small_and_have_their_cards() -> None:
+    files = list(SHIPPED_CHECKPOINTS.rglob("*.safetensors"))
+    assert sum(path.stat().st_size for path in files) <= 40e6
+    for path in files:
+        assert (path.parent / "config.json").is_file()
+        assert path.parent.name in (path.parent / "README.md").read_text(encoding="utf-8")

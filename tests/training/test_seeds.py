@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dispark.training import seeds as module
-from dispark.training.seeds import HubSource, MixedSource, SelfSource, TemplateSource, first_user_turn
+from dispark.training.data import evaluation_prompts
+from dispark.training.seeds import HubSource, JsonlSource, MixedSource, SelfSource, TemplateSource, first_user_turn
 
 PIN = "a" * 40
 ROWS = [
@@ -78,3 +80,15 @@ def test_counts_that_are_refused() -> None:
         TemplateSource({"poetry": 3})
     with pytest.raises(ValueError, match=r"prompts.counts.math=-1: must be a whole number >= 0"):
         SelfSource({"math": -1})
+
+
+def test_complaints_name_the_keys_of_prompts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^prompts.path=/nowhere"):
+        JsonlSource("/nowhere").seeds(0)
+    with pytest.raises(ValueError, match=r"^prompts.limit=0"):
+        JsonlSource("/nowhere", limit=0)
+    with pytest.raises(ValueError, match=r"^exclude=/nowhere"):
+        evaluation_prompts(["/nowhere"])
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"turns": ["First?", "Second?"]}\n')
+    assert [(seed.kind, seed.text) for seed in JsonlSource(str(file), kind="mine").seeds(0)] == [("mine", "First?")]
