@@ -165,6 +165,14 @@ def sweep_name() -> str | None:
 OmegaConf.register_new_resolver("dispark.sweep", sweep_name, replace=True)
 
 
+def names_of(node: Any) -> str:
+    """The keys of a part of the config joined by "+", in YAMLs `${dispark.names:${students}}`."""
+    return "+".join(map(str, node))
+
+
+OmegaConf.register_new_resolver("dispark.names", names_of, replace=True)
+
+
 def slug(resolved: Mapping[str, Any], chosen: Mapping[str, str] | None = None) -> str:
     """A readable name for a run, `target/task/drafter/s<seed>`; the hash beside it tells runs apart, not this.
 

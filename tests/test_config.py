@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,3 +228,32 @@ def test_the_top_levels_checkpoint_is_that_of_the_learned_drafter(tmp_path: Path
     assert composed("checkpoint=shipped", "drafter=eagle3").drafter.checkpoint == str(folder)
     with pytest.raises(ValueError, match=r"checkpoint=shipped: there is none of dflash for target tiny; .*tiny/eagle3"):
         build(composed("checkpoint=shipped").drafter)
+
+
+EXPERIMENTS = sorted((CONF / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_composes_into_distinct_jobs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command is the one that it names, every axis is a setting that exists, and no two jobs share a folder."""
+    text = path.read_text(encoding="utf-8")
+    found = re.search(r"# dispark (\w+) -m experiment=(\w+)", text)
+    assert found is not None
+    assert found.group(2) == path.stem
+    command = found.group(1)
+    axes = OmegaConf.create(text).hydra.sweeper.params
+    jobs = list(
+        itertools.product(*([f"{key}={value}" for value in str(values).split(",")] for key, values in axes.items()))
+    )
+    assert len(jobs) > 1
+    outs = set()
+    for words in jobs:
+        with initialize_config_module("dispark.conf", version_base="1.3"):
+            cfg = compose(command, overrides=[f"experiment={path.stem}", *words])
+        if command == "train":
+            outs.add(str(cfg.out))
+            plain = OmegaConf.to_container(cfg.students, resolve=True)
+            assert isinstance(plain, dict)
+            for name, node in plain.items():
+                check_node(node, f"students.{name}")
+    assert command != "train" or len(outs) == len(jobs)
