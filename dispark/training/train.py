@@ -90,12 +90,12 @@ def _train(
     layers = [layer for student in students.values() for layer in student.feature_layers]
     stream = online = FeatureStream(target, layers, plain["max_tokens"])
     if plain["feature_cache"] is not None:
-        identity = {"data": meta["fingerprint"], "weights_sha256": loaded.weights_sha256}
+        identity = {"weights_sha256": loaded.weights_sha256}
         stream = cache = CachedFeatures(online, Path(plain["feature_cache"]), identity)
         if world.is_first:
             cache.fill(rows)
         world.wait()
-        cache.fill(rows)
+        cache.read_index()
     keys = TrainSettings.__dataclass_fields__
     tracker = build(cfg.tracker) if world.is_first else NullTracker()
     check_protocol(tracker, TrainingTracker, "tracker")

@@ -15,7 +15,7 @@ from dispark.training.features import FeatureStream
 from dispark.training.rows import TrainingRow
 
 LAYERS = (2, 0)
-IDENTITY = {"data": "abc"}
+IDENTITY = {"weights_sha256": "abc"}
 
 
 def row(number: int, num_prompt: int = 3, num_answer: int = 5) -> TrainingRow:
@@ -103,9 +103,36 @@ def test_a_killed_pass_goes_on_behind_the_last_whole_shard(tmp_path: Path, monke
     torch.testing.assert_close(cached.states([ROWS[7]])[0], states([ROWS[7]])[0], rtol=1e-2, atol=1e-2)
 
 
+def test_a_data_set_that_has_grown_adds_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    online = stream()
+    cached = CachedFeatures(online, tmp_path, IDENTITY)
+    cached.fill(ROWS[3:6])
+    before = (tmp_path / "shard-00000.bin").read_bytes()
+    cached.fill(ROWS)
+    assert (tmp_path / "shard-00000.bin").read_bytes() == before
+    for one in ROWS:
+        torch.testing.assert_close(cached.states([one])[0], online.states([one])[0], rtol=1e-2, atol=1e-2)
+    # The same name with other tokens is another row.
+    other = TrainingRow("r/3", "math", "p", [9, 8], [7, 6, 5], "stop")
+    cached.fill([other])
+    torch.testing.assert_close(cached.states([other])[0], online.states([other])[0], rtol=1e-2, atol=1e-2)
+
+
+def test_a_cache_serves_those_who_read_fewer_layers(tmp_path: Path) -> None:
+    CachedFeatures(stream(), tmp_path, IDENTITY).fill(ROWS)
+    fewer = FeatureStream(open_tiny("tiny"), (0,), 12)
+    cached = CachedFeatures(fewer, tmp_path, IDENTITY)
+    cached.fill(ROWS)
+    both = fewer.batch(ROWS[:2]), cached.batch(ROWS[:2])
+    for layer in (0, FINAL):
+        torch.testing.assert_close(both[1].states[layer], both[0].states[layer], rtol=1e-2, atol=1e-2)
+    with pytest.raises(ValueError, match=r"holds the states of another run \(layers\)"):
+        CachedFeatures(FeatureStream(open_tiny("tiny"), (1,), 12), tmp_path, IDENTITY)
+
+
 def test_a_cache_of_something_else_is_refused(tmp_path: Path) -> None:
     CachedFeatures(stream(), tmp_path, IDENTITY).fill(ROWS[:2])
-    for online, identity in ((stream(), {"data": "other"}), (stream(11), IDENTITY)):
+    for online, identity in ((stream(), {"weights_sha256": "other"}), (stream(11), IDENTITY)):
         with pytest.raises(ValueError, match=r"feature_cache=.*: holds the states of another run"):
             CachedFeatures(online, tmp_path, identity)
 
