@@ -28,7 +28,15 @@ class FrozenEnds:
         if vocabulary is not None:
             weight = weight[vocabulary.ids.to(weight.device)].contiguous()
         self._weight = weight
+        self._target, self._parts = target, dict[bytes, FrozenEnds]()
         self._cap: float | None = getattr(target.model.config, "final_logit_softcapping", None)
+
+    def of(self, vocabulary: DraftVocabulary) -> FrozenEnds:
+        """The same ends over a reduced draft vocabulary, made once for each."""
+        key = vocabulary.d2t.cpu().numpy().tobytes()
+        if key not in self._parts:
+            self._parts[key] = FrozenEnds(self._target, vocabulary)
+        return self._parts[key]
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """A feature stream that reads what the target made of the rows from disk, after one pass that wrote it there.
 
 Pays where rows are visited more than once, or several runs train on the same data. Hidden states are kept, not logits,
-in bfloat16, all tapped layers of a token side by side. The pass writes shards of so many rows; a shard counts once its
-index is there, so a killed pass goes on behind the last whole one, and a data set that has grown adds shards. Size and
-room are told before anything is written.
+in bfloat16, all tapped layers of a token side by side, and two numbers of each position's logits (see teacher.py), so
+that a reduced vocabulary's laws don't need the others' logits. The pass writes shards of so many rows; a shard counts
+once its index is there, so a killed pass goes on behind the last whole one, and a data set that has grown adds shards.
+Size and room are told before anything is written.
 
 It knows neither drafters nor losses.
 """
@@ -23,9 +24,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from dispark.decoding.target import FINAL
 from dispark.runs.files import dumps, write_atomic, write_text
 from dispark.training.features import FeatureStream
 from dispark.training.rows import TrainingRow
+from dispark.training.teacher import summarise
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class CachedFeatures(FeatureStream):
         self._width = len(online.layers) * online.target.hidden_size
         self._places: dict[str, tuple[int, int, int]] = {}  # row: shard, first token, tokens
         self._shards: dict[int, np.ndarray] = {}
+        self._norms: dict[int, np.ndarray] = {}
         if found is not None and found != self._identity:
             keys = [key for key in sorted({*found, *self._identity}) if found.get(key) != self._identity.get(key)]
             raise ValueError(
@@ -73,8 +77,13 @@ class CachedFeatures(FeatureStream):
         """
         self.read_index()
         missing = [row for row in rows if self._name(row) not in self._places]
-        if not missing:
-            return
+        if missing:
+            self._fill(missing)
+        for shard in range(self._num_shards()):
+            if not self._path(shard).with_suffix(".norms").is_file():
+                self._summarise(shard)
+
+    def _fill(self, missing: Sequence[TrainingRow]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / _META, dumps(self._identity, indent=1) + "\n")
         num_tokens = sum(self.num_tokens([row]) for row in missing)
@@ -90,6 +99,25 @@ class CachedFeatures(FeatureStream):
             self._write(first + k, missing[low : low + _SHARD_ROWS])
         self.read_index()
 
+    def _summarise(self, shard: int) -> None:
+        """Writes the two numbers of each position of a shard, of the states as they are kept."""
+        final = self.layers.index(FINAL) * self.target.hidden_size
+        kept = torch.from_numpy(np.array(self._shard(shard)[:, final : final + self.target.hidden_size]))
+        states = kept.view(torch.bfloat16).to(self.target.device, self.target.dtype)
+        flat = summarise(states, self.ends).cpu().numpy()
+        write_atomic(self._path(shard).with_suffix(".norms"), lambda path: flat.tofile(path))
+
+    def summaries(self, rows: Sequence[TrainingRow]) -> list[Tensor]:
+        """See FeatureStream."""
+        found = []
+        for row in rows:
+            shard, first, num = self._places[self._name(row)]
+            if shard not in self._norms:
+                path = self._path(shard).with_suffix(".norms")
+                self._norms[shard] = np.fromfile(path, dtype=np.float32).reshape(-1, 2)
+            found.append(torch.from_numpy(self._norms[shard][first : first + num]).to(self.target.device))
+        return found
+
     def read_index(self) -> None:
         """Takes in what is on disk, also what another process wrote."""
         for shard in range(self._num_shards()):
@@ -103,11 +131,14 @@ class CachedFeatures(FeatureStream):
         found = []
         for row in rows:
             shard, first, num = self._places[self._name(row)]
-            if shard not in self._shards:
-                self._shards[shard] = np.memmap(self._path(shard), dtype=np.int16, mode="r").reshape(-1, self._width)
-            part = torch.from_numpy(np.array(self._shards[shard][first : first + num]))
+            part = torch.from_numpy(np.array(self._shard(shard)[first : first + num]))
             found.append(part.view(torch.bfloat16).to(self.target.device, self.target.dtype))
         return found
+
+    def _shard(self, shard: int) -> np.ndarray:
+        if shard not in self._shards:
+            self._shards[shard] = np.memmap(self._path(shard), dtype=np.int16, mode="r").reshape(-1, self._width)
+        return self._shards[shard]
 
     def _name(self, row: TrainingRow) -> str:
         """Of a row as it is cut, by its tokens."""

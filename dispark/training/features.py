@@ -58,7 +58,7 @@ class FeatureStream:
     def __init__(self, target: TargetModel, layers: Sequence[int], max_tokens: int) -> None:
         self.layers = tuple(dict.fromkeys([*layers, FINAL]))
         self.target, self.max_tokens = target, max_tokens
-        self._ends = FrozenEnds(target)
+        self.ends = FrozenEnds(target)
 
     def num_tokens(self, rows: Sequence[TrainingRow]) -> int:
         """Tokens that a batch of these rows is padded to."""
@@ -73,6 +73,10 @@ class FeatureStream:
         assert features.hidden_NF is not None
         # A clone: what inference mode made can't be saved for a backward pass.
         return list(features.hidden_NF.clone().split(lengths))
+
+    def summaries(self, rows: Sequence[TrainingRow]) -> list[Tensor] | None:
+        """What teacher.py's `summarise` says of each row's positions, where it is known already."""
+        return None
 
     def batch(self, rows: Sequence[TrainingRow], num_tokens: int | None = None) -> FeatureBatch:
         """The rows as one batch, padded to `num_tokens`, or to the longest."""
@@ -89,7 +93,8 @@ class FeatureStream:
         # A law is asked for before a supervised token, or (training-time test) at one.
         needed_BT = loss_mask_BT.clone()
         needed_BT[:, :-1] |= loss_mask_BT[:, 1:]
-        teacher = Teacher(states[FINAL], needed_BT, self._ends)
+        known = self.summaries(rows)
+        teacher = Teacher(states[FINAL], needed_BT, self.ends, None if known is None else _padded(known, width))
         return FeatureBatch(tokens_BT, is_real_BT, loss_mask_BT, states, teacher, [row.row_id for row in rows])
 
 

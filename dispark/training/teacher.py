@@ -43,10 +43,13 @@ class Teacher:
         final_BTD: the target's normalised final states.
         needed_BT: bool, positions whose next token may have to be drafted.
         ends: over the target's whole vocabulary.
+        known_BT2: what `summarise` says of every position, where that is known already: a reduced vocabulary then
+            needs the logits of its own ids only.
     """
 
-    def __init__(self, final_BTD: Tensor, needed_BT: Tensor, ends: FrozenEnds) -> None:
+    def __init__(self, final_BTD: Tensor, needed_BT: Tensor, ends: FrozenEnds, known_BT2: Tensor | None = None) -> None:
         self._states_MD = final_BTD[needed_BT]
+        self._known_M2 = None if known_BT2 is None else known_BT2[needed_BT]
         self._ends = ends
         self._laws: dict[bytes, TeacherLaws] = {}
         number = needed_BT.flatten().cumsum(0) - 1
@@ -62,14 +65,36 @@ class Teacher:
         """Over the ids that can be drafted; computed once for each vocabulary."""
         key = b"" if vocabulary is None else vocabulary.d2t.cpu().numpy().tobytes()
         if key not in self._laws:
-            parts = [self._chunk(states, vocabulary) for states in self._states_MD.split(_CHUNK)]
+            num = len(self._states_MD)
+            parts = [self._chunk(slice(low, low + _CHUNK), vocabulary) for low in range(0, max(num, 1), _CHUNK)]
             self._laws[key] = TeacherLaws(*(torch.cat(values) for values in zip(*parts, strict=True)))
         return self._laws[key]
 
-    def _chunk(self, states_MD: Tensor, vocabulary: DraftVocabulary | None) -> tuple[Tensor, ...]:
+    def _chunk(self, part: slice, vocabulary: DraftVocabulary | None) -> tuple[Tensor, ...]:
+        states_MD = self._states_MD[part]
+        if vocabulary is not None and self._known_M2 is not None:
+            known_M2 = self._known_M2[part]
+            logits_MV = self._ends.of(vocabulary).logits(states_MD).float()
+            kept_MV = (logits_MV - known_M2[:, :1]).exp()
+            return kept_MV, (1 - kept_MV.sum(-1)).clamp_min(0), known_M2[:, 1].long(), kept_MV.argmax(-1)
         probs_MV = self._ends.logits(states_MD).float().softmax(-1)
         top_M = probs_MV.argmax(-1)
         if vocabulary is None:
             return probs_MV, probs_MV.new_zeros(len(probs_MV)), top_M, top_M
         kept_MV = probs_MV[:, vocabulary.ids.to(probs_MV.device)]
         return kept_MV, (1 - kept_MV.sum(-1)).clamp_min(0), top_M, kept_MV.argmax(-1)
+
+
+@torch.no_grad()
+def summarise(states_MD: Tensor, ends: FrozenEnds) -> Tensor:
+    """float32 [M, 2]: logarithm of the sum of exponentials of a position's logits, and the id of the largest.
+
+    Args:
+        states_MD: final states.
+        ends: over the target's whole vocabulary.
+    """
+    found = []
+    for states in states_MD.split(_CHUNK):
+        logits_MV = ends.logits(states).float()
+        found.append(torch.stack([logits_MV.logsumexp(-1), logits_MV.argmax(-1).float()], dim=-1))
+    return torch.cat(found)

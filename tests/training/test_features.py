@@ -9,10 +9,12 @@ import torch
 from conformance.toolbox import open_tiny
 
 from dispark.decoding.target import FINAL
+from dispark.drafters.vocabulary import DraftVocabulary
 from dispark.training import feature_cache
 from dispark.training.feature_cache import CachedFeatures
 from dispark.training.features import FeatureStream
 from dispark.training.rows import TrainingRow
+from dispark.training.teacher import Teacher
 
 LAYERS = (2, 0)
 IDENTITY = {"weights_sha256": "abc"}
@@ -77,6 +79,25 @@ def test_what_comes_from_disk_is_what_was_made(tmp_path: Path, monkeypatch: pyte
         wanted = both[0].states[layer].bfloat16().float()
         torch.testing.assert_close(both[1].states[layer], wanted, rtol=1e-2, atol=1e-6)
     assert torch.equal(both[0].tokens_BT, both[1].tokens_BT)
+
+
+def test_laws_of_a_reduced_vocabulary_from_two_numbers_a_position(tmp_path: Path) -> None:
+    online = stream()
+    cached = CachedFeatures(online, tmp_path, IDENTITY)
+    cached.fill(ROWS)
+    vocabulary = DraftVocabulary(torch.tensor([3, 17, 90, 200]), 262)
+    both = [one.batch(ROWS[4:7]).teacher.laws(vocabulary) for one in (online, cached)]
+    torch.testing.assert_close(both[1].probs_MV, both[0].probs_MV, rtol=5e-2, atol=1e-4)
+    torch.testing.assert_close(both[1].outside_M, both[0].outside_M, rtol=1e-3, atol=1e-3)
+    # From the very states that are kept they are exact.
+    batch = cached.batch(ROWS[4:7])
+    needed = batch.loss_mask_BT.clone()
+    needed[:, :-1] |= batch.loss_mask_BT[:, 1:]
+    exact = Teacher(batch.states[FINAL], needed, online.ends).laws(vocabulary)
+    for name in ("probs_MV", "outside_M"):
+        torch.testing.assert_close(getattr(both[1], name), getattr(exact, name), rtol=1e-4, atol=1e-6)
+    assert torch.equal(both[1].top_M, exact.top_M)
+    assert torch.equal(both[1].best_M, exact.best_M)
 
 
 def test_a_killed_pass_goes_on_behind_the_last_whole_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
