@@ -94,7 +94,7 @@ def summarise(states_MD: Tensor, ends: FrozenEnds) -> Tensor:
         ends: over the target's whole vocabulary.
     """
     found = []
-    for states in states_MD.split(_CHUNK):
+    for states in states_MD.split(4 * _CHUNK):  # long enough for the matmul, which is most of it here
         logits_MV = ends.logits(states).float()
         found.append(torch.stack([logits_MV.logsumexp(-1), logits_MV.argmax(-1).float()], dim=-1))
     return torch.cat(found)
