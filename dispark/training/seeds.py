@@ -16,17 +16,22 @@ from typing import Any, Protocol
 from dispark.tasks.hub import load_hub_rows
 from dispark.tasks.suite import JsonlSuite
 from dispark.training.prompts import template_prompts
+from dispark.training.words import CODE_TOPICS, LANGUAGES, LIFE_TOPICS, MATH_TOPICS, TOPICS
 
 log = logging.getLogger(__name__)
 
-# System prompts under which a chat model that is given an empty user turn writes one of the kind.
+# System prompts under which a chat model that is given an empty user turn writes one of the kind, with what they can be
+# about: without a topic a small model asks for the same few things over and over.
 STEERS = {
-    "chat": "You are a helpful assistant for everyday conversations, advice and creative writing.",
-    "code": "You are a programming assistant. Users ask you to write, explain and fix Python code.",
-    "math": "You are a math tutor. Users ask you to solve word problems and equations step by step.",
-    "translation": "You are a translator. Users give you sentences to translate into other languages.",
-    "summarization": "You summarize texts. Users paste a paragraph and ask for its main points.",
-    "qa": "You answer questions about science, history, geography and technology.",
+    "chat": (
+        "You are a helpful assistant in everyday life. The user asks for help with {topic}.",
+        LIFE_TOPICS,
+    ),
+    "code": ("You are a programming assistant. The user asks for Python code about {topic}.", CODE_TOPICS),
+    "math": ("You are a math tutor. The user asks a question about {topic}.", MATH_TOPICS),
+    "translation": ("You are a translator. The user gives you a sentence to translate into {topic}.", LANGUAGES),
+    "summarization": ("You summarize texts. The user pastes a paragraph about {topic} to be summarized.", TOPICS),
+    "qa": ("You answer questions of knowledge. The user asks a question about {topic}.", TOPICS),
 }
 
 
@@ -87,8 +92,16 @@ class SelfSource:
 
     def seeds(self, seed: int) -> list[Seed]:
         return [
-            Seed(f"self/{kind}/{i}", kind, None, STEERS[kind]) for kind, num in self.counts.items() for i in range(num)
+            Seed(f"self/{kind}/{i}", kind, None, steer(kind, i))
+            for kind, num in self.counts.items()
+            for i in range(num)
         ]
+
+
+def steer(kind: str, number: int) -> str:
+    """The system prompt of a kind's turn number so and so; topics take turns."""
+    form, topics = STEERS[kind]
+    return form.format(topic=topics[number % len(topics)])
 
 
 class JsonlSource:

@@ -36,6 +36,36 @@ PEOPLE = (
 )
 LANGUAGES = ("French", "German", "Spanish", "Italian", "Portuguese", "Dutch", "Polish", "Swedish", "Turkish")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+CODE_TOPICS = (
+    "strings", "lists", "dictionaries", "sets", "tuples", "recursion", "sorting", "searching", "files", "paths", "JSON",
+    "CSV files", "regular expressions", "dates and times", "random numbers", "prime numbers", "matrices", "graphs",
+    "trees", "linked lists", "stacks and queues", "heaps", "dynamic programming", "classes", "inheritance",
+    "decorators", "generators", "iterators", "context managers", "exceptions", "logging", "unit tests",
+    "command line arguments",
+    "environment variables", "threads", "processes", "asyncio", "sockets", "HTTP requests", "web scraping", "SQL",
+    "SQLite", "configuration files", "type hints", "dataclasses", "enums", "string formatting", "list comprehensions",
+    "lambda functions", "closures", "bit operations", "binary numbers", "text statistics", "palindromes", "anagrams",
+    "caches", "memory use", "profiling", "games", "bank accounts", "shopping carts", "calendars", "temperature tables",
+    "passwords", "encryption", "images", "plots", "pandas", "NumPy", "simple servers", "bots", "unit conversion",
+)
+MATH_TOPICS = (
+    "addition and subtraction", "multiplication", "long division", "fractions", "decimals", "percentages", "ratios",
+    "proportions", "averages", "unit prices", "discounts", "interest", "taxes and tips", "distances and speeds", "time",
+    "money", "ages", "mixtures", "work rates", "linear equations", "systems of equations", "quadratic equations",
+    "inequalities", "exponents", "square roots", "logarithms", "sequences", "geometric series", "prime factors",
+    "divisibility", "remainders", "perimeters", "areas", "volumes", "triangles", "circles", "angles", "Pythagoras",
+    "coordinates", "slopes", "functions", "derivatives", "integrals", "limits", "probability", "dice and coins",
+    "combinations", "permutations", "sets", "vectors", "matrices", "word problems about shops",
+    "word problems about farms", "word problems about schools", "word problems about trips", "recipes", "savings",
+)
+LIFE_TOPICS = (
+    "cooking", "gardening", "travel", "job interviews", "birthdays", "weddings", "exercise", "running", "pets", "dogs",
+    "cats", "parenting", "school", "homework", "friendship", "moving house", "neighbors", "cleaning", "budgets",
+    "shopping", "gifts", "holidays", "hobbies", "photography", "films", "books", "short stories", "poems", "songs",
+    "emails", "letters", "speeches", "meetings", "small talk", "sleep", "stress", "motivation", "habits", "coffee",
+    "camping", "cars", "bicycles", "weather", "cities", "museums", "board games", "video games", "football", "swimming",
+    "painting", "knitting", "furniture", "repairs", "first dates", "apologies", "thank-you notes", "jokes", "riddles",
+)
 # fmt: on
 
 MATH = (

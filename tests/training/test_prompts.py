@@ -9,7 +9,7 @@ import pytest
 from dispark.tasks.suite import SHIPPED, PackagedSuite
 from dispark.training.filters import PromptFilter
 from dispark.training.prompts import KINDS, library_functions, template_prompts
-from dispark.training.seeds import STEERS, JsonlSource, MixedSource, SelfSource, TemplateSource
+from dispark.training.seeds import JsonlSource, MixedSource, SelfSource, TemplateSource, steer
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,7 +66,7 @@ def test_sources_have_stable_ids(tmp_path) -> None:  # type: ignore[no-untyped-d
     few, many = (SelfSource({"code": num}).seeds(0) for num in (3, 5))
     assert many[:3] == few
     assert few[0].text is None
-    assert few[0].steer == STEERS["code"]
+    assert few[0].steer == steer("code", 0)
     file = tmp_path / "p.jsonl"
     file.write_text('{"turns": ["one", "two"]}\n{"turns": ["three"]}\n')
     assert [seed.text for seed in JsonlSource(str(file), "chat").seeds(0)] == ["one", "three"]

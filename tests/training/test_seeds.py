@@ -75,6 +75,13 @@ def test_a_mixture_has_all_of_its_sources_everywhere() -> None:
     assert 5 < sum(seed.kind == "math" for seed in found[:40]) < 35
 
 
+def test_turns_to_be_written_are_about_many_things() -> None:
+    found = SelfSource({"code": 200, "math": 100}).seeds(0)
+    assert all(seed.text is None for seed in found)
+    assert len({seed.steer for seed in found if seed.kind == "code"}) > 60
+    assert not any("{" in str(seed.steer) for seed in found)
+
+
 def test_counts_that_are_refused() -> None:
     with pytest.raises(ValueError, match=r"prompts.counts.poetry: must be one of chat, code"):
         TemplateSource({"poetry": 3})
