@@ -99,6 +99,7 @@ class TrainConfig:
     paths: Any = MISSING
     students: dict[str, Any] = MISSING
     data: str = MISSING
+    more_data: list[str] = field(default_factory=list)
     out: str = MISSING
     seed: int = 0
     steps: int = 1000

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -114,20 +114,7 @@ class RowWriter:
 
         rows = sorted(self.rows, key=lambda row: row.row_id)
         Dataset.from_list([asdict(row) for row in rows]).to_parquet(self.folder / PARQUET)
-        kinds = sorted({row.kind for row in rows})
-        meta = {
-            "num_rows": len(rows),
-            "num_prompt_tokens": sum(len(row.prompt_ids) for row in rows),
-            "num_answer_tokens": sum(len(row.output_ids) for row in rows),
-            "num_by_kind": {kind: sum(row.kind == kind for row in rows) for kind in kinds},
-            "num_by_finish": {
-                reason: sum(row.finish_reason == reason for row in rows)
-                for reason in sorted({row.finish_reason for row in rows})
-            },
-            "fingerprint": fingerprint(rows),
-            "settings": self._settings,
-            **extra,
-        }
+        meta = {**describe(rows), "settings": self._settings, **extra}
         write_text(self.folder / META, dumps(meta, indent=1) + "\n")
         return meta
 
@@ -166,6 +153,37 @@ def read_meta(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"data={folder}: has no {META}; 'dispark data' makes one")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
+
+
+def read_all(folders: Sequence[str | Path]) -> tuple[list[TrainingRow], list[dict[str, Any]]]:
+    """(rows, each folder's data.json) of one or more data sets; a prompt that an earlier one has is left out.
+
+    Rows of further folders get the folder's number before their ids, which may be the same in all of them.
+
+    Raises:
+        ValueError: a folder holds no finished data set.
+    """
+    found: list[TrainingRow] = []
+    seen: set[tuple[int, ...]] = set()
+    for number, folder in enumerate(folders):
+        for row in read_rows(folder):
+            if (prompt := tuple(row.prompt_ids)) not in seen:
+                seen.add(prompt)
+                found.append(replace(row, row_id=f"{number}/{row.row_id}") if number else row)
+    return found, [read_meta(folder) for folder in folders]
+
+
+def describe(rows: Sequence[TrainingRow]) -> dict[str, Any]:
+    """Counts, shares and fingerprint of rows."""
+    kinds, reasons = (sorted({getattr(row, key) for row in rows}) for key in ("kind", "finish_reason"))
+    return {
+        "num_rows": len(rows),
+        "num_prompt_tokens": sum(len(row.prompt_ids) for row in rows),
+        "num_answer_tokens": sum(len(row.output_ids) for row in rows),
+        "num_by_kind": {kind: sum(row.kind == kind for row in rows) for kind in kinds},
+        "num_by_finish": {reason: sum(row.finish_reason == reason for row in rows) for reason in reasons},
+        "fingerprint": fingerprint(rows),
+    }
 
 
 def _row(line: Mapping[str, Any]) -> TrainingRow:

@@ -32,7 +32,7 @@ from dispark.training.draft_ids import frequent_ids
 from dispark.training.feature_cache import CachedFeatures
 from dispark.training.features import FeatureStream
 from dispark.training.plan import split_held_out
-from dispark.training.rows import TrainingRow, read_meta, read_rows
+from dispark.training.rows import TrainingRow, describe, read_all
 from dispark.training.students import Student
 from dispark.training.trainer import Trainer, TrainSettings, read_metrics
 from dispark.training.world import World
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 SETTINGS, RUN = "settings.json", "run.json"
 _NOT_SETTINGS = (
-    "paths", "hydra", "out", "tracker", "data", "overwrite", "minutes", "log_every", "checkpoint_every", "divergence",
-    "parity_rows", "parity_tokens", "parity_tolerance", "feature_cache",
+    "paths", "hydra", "out", "tracker", "data", "more_data", "overwrite", "minutes", "log_every", "checkpoint_every",
+    "divergence", "parity_rows", "parity_tokens", "parity_tolerance", "feature_cache",
 )  # fmt: skip
 
 
@@ -55,9 +55,11 @@ def run_train(cfg: DictConfig) -> dict[str, Any]:
     plain = resolve(cfg)
     _check(plain)
     out = Path(plain["out"])
-    rows, meta = list(read_rows(plain["data"])), read_meta(plain["data"])
+    rows, metas = read_all([plain["data"], *plain["more_data"]])
+    meta = describe(rows)
     loaded = load(build(cfg.target))
-    _check_rows(rows, meta, loaded, plain["data"])
+    for folder, one in zip([plain["data"], *plain["more_data"]], metas, strict=True):
+        _check_rows(rows, one, loaded, folder)
     target = wrap(loaded)
     world = World.join(target.device)
     try:
@@ -130,7 +132,7 @@ def _train(
         "held_out": last,
     }
     if world.is_first:
-        run = result | {"config": plain, "data": {key: value for key, value in meta.items() if key != "settings"}}
+        run = result | {"config": plain, "data": meta}
         run["provenance"] = provenance.collect(target.device, target.dtype)
         write_text(out / RUN, dumps(run, indent=1) + "\n")
         for name in students:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dispark.training.rows import RowWriter, TrainingRow, fingerprint, read_rows
+from dispark.training.rows import RowWriter, TrainingRow, describe, fingerprint, read_all, read_rows
 
 SETTINGS = {"seed": 0, "prompts": {"counts": {"code": 3}}}
 
@@ -86,3 +86,17 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         list(read_rows(tmp_path))
     with pytest.raises(ValueError, match="no row was made"):
         RowWriter(tmp_path, SETTINGS).finish({})
+
+
+def test_several_data_sets_as_one(tmp_path: Path) -> None:
+    for name, rows in (("a", [row(1), row(2)]), ("b", [row(1), row(2, prompt_ids=[8, 8]), row(3)])):
+        writer = RowWriter(tmp_path / name, SETTINGS)
+        for one in rows:
+            writer.append(one)
+        writer.finish({})
+    found, metas = read_all([tmp_path / "a", tmp_path / "b"])
+    assert [one.row_id for one in found] == ["r/001", "r/002", "1/r/002", "1/r/003"]
+    assert [meta["num_rows"] for meta in metas] == [2, 3]
+    assert describe(found)["num_by_kind"] == {"code": 2, "math": 2}
+    assert describe(found)["fingerprint"] != metas[0]["fingerprint"]
+    assert describe(read_all([tmp_path / "a"])[0])["fingerprint"] == metas[0]["fingerprint"]
