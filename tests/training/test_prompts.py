@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
 
 from dispark.tasks.suite import SHIPPED, PackagedSuite
 from dispark.training.filters import PromptFilter
-from dispark.training.prompts import KINDS, library_functions, template_prompts
+from dispark.training.prompts import (
+    KINDS,
+    library_functions,
+    library_paragraphs,
+    library_sources,
+    template_prompts,
+)
 from dispark.training.seeds import JsonlSource, MixedSource, SelfSource, TemplateSource, steer
 
 
@@ -20,7 +27,7 @@ def test_prompts_are_distinct_seeded_and_filled_in(kind: str) -> None:
     assert template_prompts(kind, 50, 0) == found[:50]  # a larger data set holds the smaller one
     assert template_prompts(kind, 200, 1) != found
     assert all(text.strip() and len(text) < 2000 for text in found)
-    if kind != "code":
+    if kind not in ("code", "summarization"):
         assert not [text for text in found if re.search(r"[{}]", text)]
 
 
@@ -43,6 +50,18 @@ def test_thousands_of_functions_are_known() -> None:
         assert head.startswith(f"def {name}(")
         assert head.endswith("):")
         assert 30 <= len(doc) <= 600
+
+
+def test_the_librarys_code_and_prose() -> None:
+    sources = library_sources()
+    assert len(sources) > 1000
+    for name, source in sources[::50]:
+        ast.parse(source)
+        assert f"def {name}(" in source
+        assert len(source) <= 800
+    paragraphs = library_paragraphs()
+    assert len(paragraphs) > 100
+    assert all(120 <= len(text) <= 900 and text.endswith(".") and "\n" not in text for text in paragraphs)
 
 
 def test_refusals() -> None:
