@@ -9,7 +9,6 @@ What a step sees hangs on seed and step alone (plan.py), so a run that was kille
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sys
@@ -300,4 +299,4 @@ class Trainer:
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
     """Lines of a run's metrics.jsonl, in order."""
-    return [json.loads(dumps(line)) for line in read_jsonl(out / METRICS)]
+    return read_jsonl(out / METRICS)
