@@ -218,7 +218,7 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], name: str, layout: st
         name, layout: for the message.
 
     Raises:
-        ValueError: one message that lists every missing, unused and misshapen tensor.
+        ValueError: one message that lists every missing, unused, misshapen and not finite tensor.
     """
     own = module.state_dict()
     missing = sorted(set(own) - set(tensors))
@@ -233,9 +233,15 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], name: str, layout: st
         for key in sorted(set(own) & set(tensors))
         if key not in ("d2t", "t2d") and own[key].is_floating_point() and not tensors[key].is_floating_point()
     ]
+    broken = [
+        key
+        for key in sorted(set(own) & set(tensors))
+        if tensors[key].is_floating_point() and not bool(tensors[key].isfinite().all())
+    ]
+    kinds = {"missing": missing, "unused": unused, "of a wrong shape or type": wrong}
     problems = [
         f"{len(items)} {kind}: {', '.join(items[:_LISTED])}{', ...' if len(items) > _LISTED else ''}"
-        for kind, items in (("missing", missing), ("unused", unused), ("of a wrong shape or type", wrong))
+        for kind, items in (kinds | {"with NaN or infinite values": broken}).items()
         if items
     ]
     if problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,12 @@ def test_fill_lists_everything_at_once() -> None:
     assert torch.equal(module.weight, before)
     fill(module, {"weight": torch.ones(3, 2), "bias": torch.zeros(3)}, "mine", "toy")
     assert torch.equal(module.weight, torch.ones(3, 2))
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    tensors = {"weight": torch.tensor([[1.0, math.nan], [2.0, 3.0]]), "bias": torch.tensor([math.inf, 0.0])}
+    with pytest.raises(ValueError, match=r"2 with NaN or infinite values: bias, weight$"):
+        fill(nn.Linear(2, 2), tensors, "x", "some")
 
 
 def test_need_checks_type_and_presence(folder: Path) -> None:
