@@ -81,6 +81,13 @@ def _compare(cfg: DictConfig) -> dict[str, Any]:
     return run_compare(plain["runs"], **{key: plain[key] for key in ("baseline", "force", "csv", "markdown")})
 
 
+def _figures(cfg: DictConfig) -> dict[str, Any]:
+    plain = check_top_level(cfg, "figures")
+    from dispark.figures.command import run_figures
+
+    return run_figures(plain["runs"], **{key: plain[key] for key in ("figure", "out", "formats")})
+
+
 COMMANDS = {
     command.name: command
     for command in (
@@ -89,6 +96,7 @@ COMMANDS = {
         Command("train", _train, "train drafters side by side on such data"),
         Command("fetch", _fetch, "download, check and cache a target's weights"),
         Command("compare", _compare, "tabulate finished runs side by side", positional="runs"),
+        Command("figures", _figures, "draw a figure of the paper from finished runs", positional="runs"),
     )
 }
 

@@ -67,6 +67,17 @@ class CompareConfig:
 
 
 @dataclass
+class FiguresConfig:
+    """Top level of `dispark figures`; what each key means stands above it in conf/figures.yaml."""
+
+    paths: Any = MISSING
+    figure: str = "acceptance"
+    runs: list[str] = MISSING
+    out: str = MISSING
+    formats: list[str] = field(default_factory=lambda: ["png"])
+
+
+@dataclass
 class DataConfig:
     """Top level of `dispark data`; what each key means stands above it in conf/data.yaml."""
 
@@ -122,6 +133,7 @@ SCHEMAS: dict[str, type] = {
     "bench": BenchConfig,
     "fetch": FetchConfig,
     "compare": CompareConfig,
+    "figures": FiguresConfig,
     "data": DataConfig,
     "train": TrainConfig,
 }

@@ -203,6 +203,7 @@ class SemiAutoregressiveDrafter:
         self.description = {
             **describe(self.checkpoint, self._file, self.network),
             "is_aliased": self._ends.is_aliased,
+            "num_layers": self.config.layers.num_hidden_layers,
             "block_size": self.config.block_size,
             "head": self.config.head,
             "feature_layers": list(self.config.feature_layers),
