@@ -9,6 +9,7 @@ It knows neither data nor optimizers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ class HeadsStudent:
             raise ValueError(f"loss.mean_over={self._weights.mean_over}: must be supervised for heads")
         self._num_anchors = num_anchors
         self.feature_layers = (FINAL,)
+
+    @property
+    def own_lrs(self) -> Mapping[str, float]:
+        """See Student."""
+        return {}
 
     @property
     def draft_vocab_size(self) -> int | None:

@@ -6,7 +6,7 @@ It knows nothing of what is trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,9 +70,17 @@ class MasterAdamW:
         dtype: that the network computes in.
         lr: peak learning rate.
         settings: of the run.
+        own_lrs: peak learning rates of single parameters by name, where they aren't `lr`.
     """
 
-    def __init__(self, network: nn.Module, dtype: torch.dtype, lr: float, settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        dtype: torch.dtype,
+        lr: float,
+        settings: OptimizerSettings,
+        own_lrs: Mapping[str, float] | None = None,
+    ) -> None:
         self._parameters: list[Tensor] = [p for p in network.parameters() if p.is_floating_point()]
         self._names = [name for name, p in network.named_parameters() if p.is_floating_point()]
         self.masters = [p.detach().clone().float() for p in self._parameters]
@@ -83,9 +91,13 @@ class MasterAdamW:
         for name, buffer in network.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.data = buffer.data.to(dtype)
-        self._lr, self._settings = lr, settings
+        self._settings = settings
+        groups: dict[float, list[Tensor]] = {}
+        for name, master in zip(self._names, self.masters, strict=True):
+            groups.setdefault((own_lrs or {}).get(name, lr), []).append(master)
+        self._peaks = list(groups)
         self._adam = torch.optim.AdamW(
-            self.masters,
+            [{"params": members} for members in groups.values()],
             lr=lr,
             betas=(settings.beta1, settings.beta2),
             eps=settings.eps,
@@ -115,7 +127,8 @@ class MasterAdamW:
         """One step at `factor` times the peak learning rate; returns the gradients' norm before clipping."""
         norm = float(nn.utils.clip_grad_norm_(self.masters, self._settings.clip, foreach=True))
         if math.isfinite(norm):
-            self._adam.param_groups[0]["lr"] = self._lr * factor
+            for group, peak in zip(self._adam.param_groups, self._peaks, strict=True):
+                group["lr"] = peak * factor
             self._adam.step()
             with torch.no_grad():
                 torch._foreach_copy_(self._parameters, self.masters)

@@ -9,6 +9,7 @@ It knows neither data nor optimizers; the forward is in eagle3_ttt.py, the losse
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,11 @@ class RecurrentStudent:
         self._num_steps = drafter.draft_length if num_steps is None else num_steps
         check_positive({"num_steps": self._num_steps, "lr": lr})
         self._weights = ChainLossWeights() if loss is None else loss
+
+    @property
+    def own_lrs(self) -> Mapping[str, float]:
+        """See Student."""
+        return {}
 
     @property
     def draft_vocab_size(self) -> int | None:

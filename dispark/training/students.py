@@ -10,7 +10,7 @@ block_student.py, recurrent_student.py and heads_student.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,10 @@ class Student(Protocol):
     lr: float
     feature_layers: tuple[int, ...]
     network: nn.Module
+
+    @property
+    def own_lrs(self) -> Mapping[str, float]:
+        """Peak learning rates of single parameters, by name, where they aren't `lr`; known after `start`."""
 
     @property
     def draft_vocab_size(self) -> int | None:

@@ -45,10 +45,12 @@ class Teacher:
         ends: over the target's whole vocabulary.
         known_BT2: what `summarise` says of every position, where that is known already: a reduced vocabulary then
             needs the logits of its own ids only.
+
+    `states_MD` are the final states of the M positions, in the order of the laws.
     """
 
     def __init__(self, final_BTD: Tensor, needed_BT: Tensor, ends: FrozenEnds, known_BT2: Tensor | None = None) -> None:
-        self._states_MD = final_BTD[needed_BT]
+        self.states_MD = final_BTD[needed_BT]
         self._known_M2 = None if known_BT2 is None else known_BT2[needed_BT]
         self._ends = ends
         self._laws: dict[bytes, TeacherLaws] = {}
@@ -65,13 +67,13 @@ class Teacher:
         """Over the ids that can be drafted; computed once for each vocabulary."""
         key = b"" if vocabulary is None else vocabulary.d2t.cpu().numpy().tobytes()
         if key not in self._laws:
-            num = len(self._states_MD)
+            num = len(self.states_MD)
             parts = [self._chunk(slice(low, low + _CHUNK), vocabulary) for low in range(0, max(num, 1), _CHUNK)]
             self._laws[key] = TeacherLaws(*(torch.cat(values) for values in zip(*parts, strict=True)))
         return self._laws[key]
 
     def _chunk(self, part: slice, vocabulary: DraftVocabulary | None) -> tuple[Tensor, ...]:
-        states_MD = self._states_MD[part]
+        states_MD = self.states_MD[part]
         if vocabulary is not None and self._known_M2 is not None:
             known_M2 = self._known_M2[part]
             logits_MV = self._ends.of(vocabulary).logits(states_MD).float()

@@ -93,7 +93,7 @@ class Trainer:
         self._open_drafter, self._schedule = open_drafter, optimizer
         self.on_metrics: Callable[[Mapping[str, Any]], None] = lambda line: None
         self.optimizers = {
-            name: MasterAdamW(student.network, target.dtype, student.lr, optimizer)
+            name: MasterAdamW(student.network, target.dtype, student.lr, optimizer, student.own_lrs)
             for name, student in students.items()
         }
         self.plan = StepPlan([len(row.tokens) for row in rows], settings.batch_rows, settings.seed)

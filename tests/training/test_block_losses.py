@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dispark.training.block_losses import BlockLoss, BlockLossWeights, BlockTruth, block_loss
+from dispark.training.block_losses import BlockLoss, BlockLossWeights, BlockTruth, block_loss, state_distance
 
 
 def loss_of(
@@ -101,3 +101,31 @@ def test_sums_of_other_processes_make_the_mean() -> None:
 def test_bad_weights(settings: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         BlockLossWeights(**settings)
+
+
+def test_distances_of_states_are_in_units_of_the_true_state() -> None:
+    truth = torch.tensor([[[[3.0, -3.0], [0.1, 0.1]]]])  # root mean squares 3 and 0.1
+    hidden = torch.tensor([[[[3.0, 0.0], [0.1, 0.4]]]])
+    expected = [[0.0, 0.5], [0.0, 3.0 - 0.5]]  # quadratic up to one unit, linear beyond
+    torch.testing.assert_close(state_distance(hidden, truth)[0, 0], torch.tensor(expected).mean(-1))
+
+
+def test_the_state_part_pulls_states_and_nothing_else() -> None:
+    hidden = torch.randn(1, 2, 3, 4, requires_grad=True)
+    logits = torch.zeros(1, 2, 3, 5, requires_grad=True)
+    seen = torch.tensor([[[True, True, False], [True, False, False]]])
+    labels = torch.zeros(1, 2, 3, dtype=torch.int64)
+    probs = torch.full((6, 5), 0.2)
+    truth = BlockTruth(
+        lambda part: probs[part], torch.zeros(labels.shape), labels, labels, seen, torch.ones(1, 2, 3, 4)
+    )
+    weights = BlockLossWeights(ce=0.0, l1=0.0, confidence=0.0, state=2.0, decay=None)
+    found = block_loss(logits, truth, None, weights, hidden_BAGD=hidden)
+    each = state_distance(hidden, torch.ones(1, 2, 3, 4))
+    assert float(found.state) == pytest.approx(float(each[seen].mean().detach()), rel=1e-5)
+    assert float(found.total.detach()) == pytest.approx(2 * float(found.state), rel=1e-6)
+    found.total.backward()
+    assert hidden.grad is not None
+    assert bool(hidden.grad[seen].any())
+    assert not bool(hidden.grad[~seen].any())
+    assert not bool(logits.grad.any())  # type: ignore[union-attr]

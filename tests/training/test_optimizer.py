@@ -131,3 +131,13 @@ def test_schedule() -> None:
 def test_bad_settings(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         OptimizerSettings(**settings)
+
+
+def test_single_parameters_may_have_a_rate_of_their_own() -> None:
+    net, slow, fast = network(), network(), network()
+    one_step(net, MasterAdamW(net, torch.float32, 0.01, OptimizerSettings(), {"bias": 0.001}), 1, 0.5)
+    one_step(slow, MasterAdamW(slow, torch.float32, 0.001, OptimizerSettings()), 1, 0.5)
+    one_step(fast, MasterAdamW(fast, torch.float32, 0.01, OptimizerSettings()), 1, 0.5)
+    assert torch.equal(net.weight, fast.weight)
+    assert torch.equal(net.bias, slow.bias)
+    assert not torch.equal(slow.bias, fast.bias)

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 import dispark.config
 from dispark.config import build
 from dispark.runs.files import read_jsonl
+from dispark.targets.spec import load
 from dispark.training import blocks, trainer
 from dispark.training.attention import BlockCall
 from dispark.training.data import run_data
@@ -129,6 +130,24 @@ def test_checkpoints_go_on_being_trained(train: Train, tmp_path: Path, data: Pat
     run_train(composed("train", [*words, "students.dflash.lr=1e-9"]))
     second = weights(tmp_path / "more" / "dflash")
     assert all(torch.allclose(first[key].float(), second[key].float(), atol=1e-6) for key in first)
+
+
+@pytest.mark.parametrize("name", ["dispark", "dflash"])
+def test_block_drafters_start_from_target_layers_with_rates_of_their_own(
+    name: str, train: Train, data: Path, tmp_path: Path
+) -> None:
+    settings = [f"students.{name}.{word}" for word in ("start_layers=[1,2]", "backbone_lr=1e-9", "loss.state=1.0")]
+    first = train([name], *settings)["held_out"][name]
+    assert first["state"] > 0
+    layer = build(composed("train", [f"student=[{name}]"]).target)
+    saved = weights(tmp_path / "run" / name)
+    own = saved["layers.1.mlp.up_proj.weight"]
+    theirs = load(layer).model.get_decoder().layers[2].mlp.up_proj.weight
+    torch.testing.assert_close(own, theirs, rtol=0, atol=1e-6)  # hardly moved; the heads have their own rate
+    # A checkpoint goes on from what it is.
+    onward = words_for(data, tmp_path / "on", [name], f"students.{name}.drafter.checkpoint={tmp_path / 'run' / name}")
+    run_train(composed("train", [*onward, f"students.{name}.start_layers=[0,0]", f"students.{name}.lr=1e-9"]))
+    torch.testing.assert_close(weights(tmp_path / "on" / name)["layers.1.mlp.up_proj.weight"], own, rtol=0, atol=1e-6)
 
 
 def test_features_from_disk_train_the_same(train: Train, tmp_path: Path, data: Path) -> None:
@@ -301,6 +320,9 @@ def test_a_loss_that_diverges_stops(train: Train) -> None:
         (["parity_tolerance=2"], r"parity_tolerance=2(\.0)?: must lie in 0 .. 1"),
         (["max_tokens=3"], r"max_tokens=3: must be at least 8"),
         (["batch_rows=500"], r"batch_rows=500: the data has \d+ rows to train on"),
+        (["students.dispark.backbone_lr=0"], r"backbone_lr=0(\.0)?: must be above 0"),
+        (["students.dispark.loss.state=-1"], r"loss.state=-1(\.0)?: must be at least 0"),
+        (["students.dispark.start_layers=[1]"], r"start_layers=\[1\]: must name 2 layers"),
         (["students.dispark.lr=0"], r"students.dispark.*lr=0(\.0)?: must be above 0"),
         (["students.dispark.drafter.random.draft_vocab_size=900"], r"draft_vocab_size=900"),
         (["data=/nowhere"], r"data=/nowhere: has no data.parquet; 'dispark data' makes one"),
