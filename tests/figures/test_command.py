@@ -12,6 +12,8 @@ from runs.toolbox import write_run
 from dispark.cli import main
 from dispark.figures.command import FIGURES
 
+pytestmark = pytest.mark.usefixtures("clean_logging")  # Hydra gives the root logger a handler of this test's stderr
+
 
 @pytest.mark.parametrize("name", list(FIGURES))
 def test_every_figure_is_written_with_its_data(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
