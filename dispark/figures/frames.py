@@ -79,7 +79,8 @@ def draft_length_frame(runs: Sequence[LoadedRun]) -> pd.DataFrame:
             yield Point(run.draft_length(run.arm), summary["matl"], summary["matl_ci"], summary["num_rounds"])
 
     frame = _frame(runs, points)
-    seconds = {str(run.path): run.summary()["round_s_mean"] for run in runs}
+    shown = set(frame["run"])
+    seconds = {str(run.path): run.summary()["round_s_mean"] for run in runs if str(run.path) in shown}
     return frame.assign(round_s=[seconds[path] for path in frame["run"]])
 
 

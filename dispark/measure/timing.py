@@ -32,8 +32,8 @@ class PhaseClock:
 
     def start(self) -> None:
         """Begins a step."""
-        self._marks = [("", self._now())]
         self._start_s = time.perf_counter()
+        self._marks = [("", self._now() if self._is_cuda else self._start_s)]
 
     def mark(self, phase: str) -> None:
         """Ends the named phase; the next one begins. A phase may come twice: its times add up."""

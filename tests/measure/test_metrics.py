@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hand_run import Run, make_hand_run
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dispark.measure.acceptance import expected_acceptance_at, expected_matl
@@ -244,6 +244,7 @@ def test_simulated_rounds_lie_within_their_intervals_of_the_closed_form() -> Non
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=5), st.integers(2, 5), st.integers(1, 6), st.integers(0, 999))
+@example([0.25, 0.75, 0.0, 0.0, 0.0], 4, 6, 642)
 def test_invariants_of_any_run(rates: list[float], num_prompts: int, num_rounds: int, seed: int) -> None:
     rounds, requests = simulate(tuple(rates), num_prompts, num_rounds, seed)
     length = len(rates)
@@ -252,7 +253,8 @@ def test_invariants_of_any_run(rates: list[float], num_prompts: int, num_rounds:
     assert 1.0 <= summary["matl_ci"][0] <= summary["matl_ci"][1] <= length + 1
     assert summary["num_emitted"] == summary["num_output_tokens"] - summary["num_requests"]
     assert summary["num_accepted"] <= summary["num_verified"] <= summary["num_drafted"]
-    assert summary["mean_accepted"] <= summary["matl"] <= summary["mean_accepted"] + 1
+    # Each figure is a division of its own, so a round off may stand between equal ones.
+    assert summary["mean_accepted"] - 1e-12 <= summary["matl"] <= summary["mean_accepted"] + 1 + 1e-12
     survival = summary["acceptance_at"]
     assert survival == sorted(survival, reverse=True)
     assert 0.0 <= summary["wasted_verify_share"] <= 1.0

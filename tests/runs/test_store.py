@@ -179,10 +179,13 @@ def test_attempt_runs_once(store: RunStore, caplog: pytest.LogCaptureFixture) ->
 
 def test_skipping_takes_milliseconds(store: RunStore) -> None:
     finish(store)
-    begin = time.perf_counter()
-    with store.attempt(CONFIG) as is_needed:
-        assert not is_needed
-    assert time.perf_counter() - begin < 0.05
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        with store.attempt(CONFIG) as is_needed:
+            assert not is_needed
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 0.05
 
 
 @pytest.mark.parametrize("error", [RuntimeError("kaboom"), KeyboardInterrupt()])
