@@ -118,7 +118,7 @@ def ratio_of_sums(
     """sum(numerator) / sum(denominator) over prompts, for MATL and tokens/s."""
     return bootstrap(
         _columns(numerator_P, denominator_P),
-        lambda sums: sums[:, 0] / sums[:, 1],
+        quotient,
         num_draws=num_draws,
         seed=seed,
         level=level,
@@ -138,11 +138,83 @@ def ratio_of_ratios(
     """One ratio of sums over another, paired by prompt, for speed-ups: row i of all four is the same prompt."""
     return bootstrap(
         _columns(numerator_P, denominator_P, reference_numerator_P, reference_denominator_P),
-        lambda sums: (sums[:, 0] / sums[:, 1]) / (sums[:, 2] / sums[:, 3]),
+        quotient_of_quotients,
         num_draws=num_draws,
         seed=seed,
         level=level,
     )
+
+
+def quotient(sums_DQ: Floats) -> Floats:
+    """The statistic of a ratio of sums: column 0 over column 1."""
+    return sums_DQ[:, 0] / sums_DQ[:, 1]
+
+
+def quotient_of_quotients(sums_DQ: Floats) -> Floats:
+    """The statistic of a ratio of ratios: columns 0 over 1, over 2 over 3."""
+    return (sums_DQ[:, 0] / sums_DQ[:, 1]) / (sums_DQ[:, 2] / sums_DQ[:, 3])
+
+
+@dataclass(frozen=True)
+class PromptSums:
+    """A figure before it is computed: what each prompt adds to it, and what the sums become.
+
+    Args:
+        values_PQ: one row a prompt, one column a quantity.
+        statistic: maps sums [D, Q] to figures [D].
+    """
+
+    values_PQ: Floats
+    statistic: Statistic
+
+    def estimate(self, seed: int = 0) -> Estimate:
+        """The figure with its interval."""
+        return bootstrap(self.values_PQ, self.statistic, seed=seed)
+
+
+def mean_over_tasks(
+    tasks: Sequence[PromptSums],
+    *,
+    is_geometric: bool = False,
+    num_draws: int = NUM_DRAWS,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> Estimate:
+    """A figure's mean over tasks, each counted once: prompts are redrawn within their task (a stratified bootstrap).
+
+    Args:
+        tasks: the figure of each task.
+        is_geometric: the geometric mean, for ratios.
+        num_draws: number of draws.
+        seed: seed of the draws; tasks of one size don't share theirs.
+        level: coverage aimed at, in (0, 1).
+
+    Returns:
+        The estimate; without a value if a task has none, without an interval if a task has none.
+    """
+    values, draws = [], []
+    reason = None if tasks else "there are no tasks"
+    for i, task in enumerate(tasks):
+        estimate = task.estimate(seed)
+        if estimate.value is None:
+            return Estimate(None, reason=estimate.reason)
+        values.append(estimate.value)
+        reason = reason or (estimate.reason if estimate.interval is None else None)
+        if reason is None:
+            own_seed = int(np.random.SeedSequence([seed, i]).generate_state(1)[0])
+            with np.errstate(divide="ignore", invalid="ignore"):
+                draws.append(task.statistic(resample_sums(task.values_PQ, num_draws, own_seed)))
+    if not values:
+        return Estimate(None, reason=reason)
+    value = geometric_mean(values) if is_geometric else math.fsum(values) / len(values)
+    if reason is not None or value is None:
+        return Estimate(value, reason=reason or "a ratio is not positive")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        stacked = np.stack(draws)
+        means = np.exp(np.log(stacked).mean(axis=0)) if is_geometric else stacked.mean(axis=0)
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(means[np.isfinite(means)], [tail, 1.0 - tail])
+    return Estimate(value, float(low), float(high))
 
 
 def is_distinguishable(estimate: Estimate) -> bool | None:

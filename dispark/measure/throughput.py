@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dispark.measure.stats import Estimate, Floats, ratio_of_ratios, ratio_of_sums
+from dispark.measure.stats import Estimate, Floats, PromptSums, quotient_of_quotients, ratio_of_sums
 
 BASELINE_ARM = "none"
 GENERATE_ARM = "transformers.generate"
@@ -91,18 +91,22 @@ def speedup(
     """
     if arm == reference:
         return Estimate(None, reason="this is the reference arm")
-    other_requests = of_arm(requests, reference)
-    if other_requests.empty:
+    if of_arm(requests, reference).empty:
         return Estimate(None, reason=f"the run has no arm {reference}")
-    mine = prompt_totals(of_arm(requests, arm), is_decode_only=is_decode_only)
-    other = prompt_totals(other_requests, is_decode_only=is_decode_only)
-    both = mine.join(other, how="inner", rsuffix="_reference")
-    if both.empty:
+    sums = speedup_sums(requests, arm=arm, reference=reference, is_decode_only=is_decode_only)
+    if not len(sums.values_PQ):
         return Estimate(None, reason=f"no prompt was run in both {arm} and {reference}")
-    estimate = ratio_of_ratios(
-        both["tokens"], both["seconds"], both["tokens_reference"], both["seconds_reference"], seed=seed
-    )
+    estimate = sums.estimate(seed)
     return estimate if estimate.value is not None else Estimate(None, reason=_why_no_time(estimate, is_decode_only))
+
+
+def speedup_sums(
+    requests: pd.DataFrame, *, arm: str, reference: str = BASELINE_ARM, is_decode_only: bool = False
+) -> PromptSums:
+    """What each prompt that both arms ran adds to `speedup`."""
+    totals = [prompt_totals(of_arm(requests, each), is_decode_only=is_decode_only) for each in (arm, reference)]
+    both = totals[0].join(totals[1], how="inner", rsuffix="_reference")
+    return PromptSums(both.to_numpy(np.float64), quotient_of_quotients)
 
 
 def latencies(requests: pd.DataFrame) -> dict[str, float | None]:

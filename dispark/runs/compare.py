@@ -15,8 +15,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dispark.measure.stats import Estimate, bootstrap, geometric_mean, is_distinguishable, ratio_of_ratios
-from dispark.measure.throughput import BASELINE_ARM, of_arm, prompt_totals, sum_by_prompt
+from dispark.measure.stats import (
+    Estimate,
+    Floats,
+    PromptSums,
+    geometric_mean,
+    is_distinguishable,
+    mean_over_tasks,
+    quotient,
+    quotient_of_quotients,
+)
+from dispark.measure.throughput import (
+    BASELINE_ARM,
+    GENERATE_ARM,
+    of_arm,
+    prompt_totals,
+    speedup_sums,
+    sum_by_prompt,
+)
 from dispark.runs.loaded import LoadedRun, find_runs, load_runs
 from dispark.runs.report import render
 from dispark.runs.settings import differing_settings
@@ -26,6 +42,7 @@ __all__ = ["LoadedRun", "compare", "compare_arms", "find_runs", "load_runs", "re
 _SETTINGS = ("target", "dtype", "drafter", "scheduler", "verifier", "sampling", "batch_size")
 _GROUPED = (*_SETTINGS, "settings")
 _RATIOS = ("speedup_ratio", "throughput_ratio", "matl_ratio")
+_SPEEDUPS = ("speedup", "decode_speedup", "speedup_vs_generate")
 _COPIED = (
     "num_prompts",
     "num_rounds",
@@ -84,14 +101,16 @@ def compare(
         ValueError: fingerprints or weights differ and force is not set, or the baseline is not among the runs.
     """
     notes = _check_alike(runs, force)
-    rows = []
+    rows, sums = [], []
     for run, settings in zip(runs, differing_settings(runs), strict=True):
-        row = _row(run, seed) | {"settings": settings}
+        row, own = _row(run, seed) | {"settings": settings}, _own_sums(run)
         if baseline is not None:
             other = _baseline_of(run, runs, baseline)
-            row |= _against(run, other, force, seed)
+            against, ratios = _against(run, other, force, seed)
+            row, own = row | against, own | ratios
         rows.append(row)
-    rows += _macro_rows(rows)
+        sums.append(own)
+    rows += _macro_rows(rows, sums, seed)
     notes += _run_warnings(runs, seed)
     frame = pd.DataFrame(rows, dtype=object)
     frame.attrs["notes"] = notes
@@ -154,51 +173,69 @@ def _row(run: LoadedRun, seed: int, arm: str | None = None) -> dict[str, Any]:
     return row
 
 
-def _against(run: LoadedRun, other: LoadedRun | None, force: bool, seed: int) -> dict[str, Any]:
+def _own_sums(run: LoadedRun) -> dict[str, PromptSums]:
+    """What the prompts add to the figures of a run's own arm, for macro rows."""
+    sums = {"matl": PromptSums(_rounds_by_prompt(run).to_numpy(np.float64), quotient)}
+    sums["speedup"] = speedup_sums(run.requests, arm=run.arm)
+    sums["decode_speedup"] = speedup_sums(run.requests, arm=run.arm, is_decode_only=True)
+    sums["speedup_vs_generate"] = speedup_sums(run.requests, arm=run.arm, reference=GENERATE_ARM)
+    return sums
+
+
+def _rounds_by_prompt(run: LoadedRun) -> pd.DataFrame:
+    """Emitted tokens and rounds of a run's own arm, one row a prompt."""
+    rounds = of_arm(run.rounds, run.arm)
+    return sum_by_prompt(rounds, {"emitted": rounds["num_emitted"], "rounds": np.ones(len(rounds))})
+
+
+def _against(
+    run: LoadedRun, other: LoadedRun | None, force: bool, seed: int
+) -> tuple[dict[str, Any], dict[str, PromptSums]]:
     """Ratios of a run to another one, over the prompts that both ran; None with a reason where there are none."""
-    estimates: dict[str, Estimate]
+    sums: dict[str, PromptSums] = {}
     if other is None or other is run:
         reason = "this is the baseline" if other is run else "the baseline did not run this task"
-        estimates = dict.fromkeys(_RATIOS, Estimate(None, reason=reason))
+        reasons = dict.fromkeys(_RATIOS, reason)
     elif run.run.get("fingerprint") != other.run.get("fingerprint") and not force:
         raise ValueError(
             f"baseline={other.path.name}: its prompts differ from those of {run.path.name} "
             "(fingerprints); force=true compares them all the same"
         )
     else:
-        estimates = dict(zip(_RATIOS, _ratios(run, other, seed), strict=True))
+        reasons = dict.fromkeys(_RATIOS, "no prompt was run in both")
+        sums = {name: part for name, part in _ratio_sums(run, other).items() if len(part.values_PQ)}
+        has_speedup = [each.arm != BASELINE_ARM and BASELINE_ARM in each.arms for each in (run, other)]
+        if not all(has_speedup):
+            reasons["speedup_ratio"] = "one of the runs has no speed-up"
     row: dict[str, Any] = {"baseline": None if other is None else other.label("drafter")}
-    for name, estimate in estimates.items():
-        row |= {name: estimate.value, f"{name}_ci": estimate.interval, f"{name}_reason": estimate.reason}
-        row[f"is_{name}_distinguishable"] = is_distinguishable(estimate)
-    return row
+    for name in _RATIOS:
+        row |= _cells(name, sums[name].estimate(seed) if name in sums else Estimate(None, reason=reasons[name]))
+    return row, sums
 
 
-def _ratios(run: LoadedRun, other: LoadedRun, seed: int) -> tuple[Estimate, Estimate, Estimate]:
-    """speedup_ratio, throughput_ratio and matl_ratio of two runs, each paired by prompt."""
-    nothing = Estimate(None, reason="no prompt was run in both")
+def _cells(name: str, estimate: Estimate) -> dict[str, Any]:
+    """An estimated ratio as cells of a row."""
+    return {
+        name: estimate.value,
+        f"{name}_ci": estimate.interval,
+        f"{name}_reason": estimate.reason,
+        f"is_{name}_distinguishable": is_distinguishable(estimate),
+    }
+
+
+def _ratio_sums(run: LoadedRun, other: LoadedRun) -> dict[str, PromptSums]:
+    """What the prompts of two runs add to the ratios of them, each paired by prompt."""
     totals = [prompt_totals(of_arm(each.requests, arm)) for each in (run, other) for arm in (each.arm, BASELINE_ARM)]
-    speed = speedup = matl = nothing
-    both = _paired([totals[0], totals[2]])
-    if len(both):
-        speed = ratio_of_ratios(*both.T, seed=seed)
-    if BASELINE_ARM in (run.arm, other.arm) or not len(totals[1]) or not len(totals[3]):
-        speedup = Estimate(None, reason="one of the runs has no speed-up")
-    elif len(every := _paired(totals)):
+    sums = {"throughput_ratio": PromptSums(_paired([totals[0], totals[2]]), quotient_of_quotients)}
+    if BASELINE_ARM not in (run.arm, other.arm):
 
-        def relative(sums: np.ndarray) -> np.ndarray:
-            rates = sums[:, 0::2] / sums[:, 1::2]
+        def relative(sums_DQ: Floats) -> Floats:
+            rates = sums_DQ[:, 0::2] / sums_DQ[:, 1::2]
             return (rates[:, 0] / rates[:, 1]) / (rates[:, 2] / rates[:, 3])
 
-        speedup = bootstrap(every, relative, seed=seed)
-    rounds = [of_arm(each.rounds, each.arm) for each in (run, other)]
-    if all(len(frame) for frame in rounds):
-        sums = [
-            sum_by_prompt(frame, {"emitted": frame["num_emitted"], "rounds": np.ones(len(frame))}) for frame in rounds
-        ]
-        if len(shared := _paired(sums)):
-            matl = ratio_of_ratios(*shared.T, seed=seed)
-    return speedup, speed, matl
+        sums["speedup_ratio"] = PromptSums(_paired(totals), relative)
+    rounds = _paired([_rounds_by_prompt(each) for each in (run, other)])
+    return sums | {"matl_ratio": PromptSums(rounds, quotient_of_quotients)}
 
 
 def _paired(frames: Sequence[pd.DataFrame]) -> np.ndarray:
@@ -207,23 +244,39 @@ def _paired(frames: Sequence[pd.DataFrame]) -> np.ndarray:
     return pd.concat(numbered, axis=1, join="inner").to_numpy(np.float64)
 
 
-def _macro_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per setting: geometric mean of the speed-ups and plain mean of the MATLs over its tasks, each task once."""
-    groups: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in _GROUPED), {}).setdefault(row["task"], []).append(row)
+def _macro_rows(
+    rows: Sequence[dict[str, Any]], sums: Sequence[dict[str, PromptSums]], seed: int
+) -> list[dict[str, Any]]:
+    """Per setting: geometric mean of the ratios and plain mean of the MATLs over its tasks, each task once.
+
+    Intervals redraw the prompts of each task; a setting that ran a task more than once has none.
+    """
+    groups: dict[tuple[Any, ...], dict[str, list[int]]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(tuple(row[key] for key in _GROUPED), {}).setdefault(row["task"], []).append(i)
     macro = []
     for setting, tasks in groups.items():
         if len(tasks) < 2:
             continue
         mean: dict[str, Any] = dict.fromkeys(rows[0]) | dict(zip(_GROUPED, setting, strict=True))
         mean |= {"run": "macro", "is_macro": True, "task": f"macro of {len(tasks)} tasks"}
-        mean["has_random_weights"] = any(row["has_random_weights"] for task in tasks.values() for row in task)
-        for key in ("speedup", "decode_speedup", "speedup_vs_generate", *_RATIOS):
+        members = [[rows[i] for i in numbers] for numbers in tasks.values()]
+        mean["has_random_weights"] = any(row["has_random_weights"] for task in members for row in task)
+        for key in (*_SPEEDUPS, *_RATIOS):
             if key in mean:
-                mean[key] = geometric_mean([geometric_mean([row[key] for row in task]) for task in tasks.values()])
+                mean[key] = geometric_mean([geometric_mean([row[key] for row in task]) for task in members])
         for key in ("matl", "mean_accepted"):
-            mean[key] = _mean([_mean([row[key] for row in task]) for task in tasks.values()])
+            mean[key] = _mean([_mean([row[key] for row in task]) for task in members])
+        if all(len(numbers) == 1 for numbers in tasks.values()):
+            parts = [sums[numbers[0]] for numbers in tasks.values()]
+            for key in ("matl", *_SPEEDUPS, *_RATIOS):
+                if mean.get(key) is None or not all(key in part for part in parts):
+                    continue
+                each = [part[key] for part in parts]
+                estimate = mean_over_tasks(each, is_geometric=key != "matl", seed=seed)
+                mean[f"{key}_ci"] = estimate.interval
+                if key != "matl":
+                    mean[f"is_{key}_distinguishable"] = is_distinguishable(estimate)
         macro.append(mean)
     return macro
 

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from dispark.measure.stats import (
     Estimate,
+    PromptSums,
     _draw_counts,
     bootstrap,
     geometric_mean,
     is_distinguishable,
+    mean_over_tasks,
+    quotient,
     ratio_of_ratios,
     ratio_of_sums,
     resample_sums,
@@ -155,6 +158,47 @@ def test_bootstrap_takes_any_statistic_of_sums() -> None:
     error = values.std() / math.sqrt(30)
     assert estimate.low == pytest.approx(values.mean() - 1.96 * error, abs=0.1 * error + 0.01)
     assert estimate.high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error + 0.01)
+
+
+def _tasks(*sizes: int, seed: int = 0) -> list[PromptSums]:
+    return [PromptSums(np.stack(_prompts(size, seed + i), axis=1), quotient) for i, size in enumerate(sizes)]
+
+
+def test_mean_over_tasks_counts_each_task_once() -> None:
+    tasks = _tasks(12, 80)
+    values = [task.estimate().value for task in tasks]
+    assert mean_over_tasks(tasks).value == pytest.approx(np.mean(values))
+    assert mean_over_tasks(tasks, is_geometric=True).value == pytest.approx(geometric_mean(values))
+    for is_geometric in (False, True):
+        estimate = mean_over_tasks(tasks, is_geometric=is_geometric)
+        assert estimate.low < estimate.value < estimate.high
+        assert estimate == mean_over_tasks(tasks, is_geometric=is_geometric)
+
+
+def test_tasks_of_one_size_are_redrawn_on_their_own() -> None:
+    """Shared draws would leave the interval of a mean of equal tasks as wide as that of one."""
+    task = _tasks(40)[0]
+    single, four = task.estimate(), mean_over_tasks([task] * 4)
+    assert (four.high - four.low) / (single.high - single.low) == pytest.approx(0.5, abs=0.05)
+
+
+def test_intervals_of_macro_means_cover_the_truth_about_as_often_as_they_say() -> None:
+    hits = 0
+    for seed in range(120):
+        estimate = mean_over_tasks(_tasks(30, 30, 60, seed=10 * seed), num_draws=500, seed=seed)
+        hits += estimate.low <= 2.5 <= estimate.high
+    assert 106 <= hits <= 120
+
+
+def test_a_macro_mean_lacks_what_a_task_lacks() -> None:
+    tasks = _tasks(12, 80)
+    nothing = PromptSums(np.zeros((0, 2)), quotient)
+    single = PromptSums(np.array([[4.0, 2.0]]), quotient)
+    assert mean_over_tasks([]) == Estimate(None, reason="there are no tasks")
+    assert mean_over_tasks([*tasks, nothing]) == Estimate(None, reason="there are no prompts")
+    estimate = mean_over_tasks([single, *tasks])
+    assert estimate.value is not None
+    assert (estimate.interval, estimate.reason) == (None, "one prompt: nothing to redraw")
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,36 @@ def test_macro_rows_are_geometric_for_speedups_and_plain_for_matl(tmp_path: Path
     assert macro["speedup"] == pytest.approx(geometric_mean([chat, code]))
     assert macro["speedup"] < (chat + code) / 2
     assert macro["matl"] == pytest.approx((rows["ngram", "chat"]["matl"] + rows["ngram", "code"]["matl"]) / 2)
-    assert macro["speedup_ci"] is None
     assert macro["throughput_tokens_per_s"] is None
     assert ("other", "macro of 1 tasks") not in rows
+
+
+def test_macro_rows_have_intervals_that_redraw_prompts_within_tasks(tmp_path: Path) -> None:
+    for task in ("chat", "code"):
+        write_run(tmp_path, "ngram", task, matl=2, factor=1.5)
+        write_run(tmp_path, "eagle", task, matl=6, factor=3.0)
+        write_run(tmp_path, "dud", task, matl=2, factor=1.5)
+    frame = compare(load_runs([tmp_path]), baseline="ngram")
+    rows = rows_of(frame)
+    macro, chat, code = (rows["eagle", task] for task in ("macro of 2 tasks", "chat", "code"))
+    for key in ("matl", "speedup", "decode_speedup", "speedup_ratio", "throughput_ratio", "matl_ratio"):
+        low, high = macro[f"{key}_ci"]
+        assert low <= macro[key] <= high
+    # The mean of two tasks is known better than either alone.
+    widths = [row["speedup_ci"][1] - row["speedup_ci"][0] for row in (macro, chat, code)]
+    assert widths[0] < 0.85 * min(widths[1:])
+    assert macro["is_speedup_ratio_distinguishable"] is True
+    assert macro["is_matl_ratio_distinguishable"] is True
+    dud = rows["dud", "macro of 2 tasks"]
+    assert dud["matl_ratio"] == 1.0
+    assert dud["matl_ratio_ci"] == [1.0, 1.0]
+    assert dud["is_matl_ratio_distinguishable"] is False
+    assert macro["speedup_vs_generate"] is None
+    assert macro["speedup_vs_generate_ci"] is None
+    baseline = rows["ngram", "macro of 2 tasks"]
+    assert baseline["matl_ratio"] is None
+    assert baseline["matl_ratio_ci"] is None
+    assert "macro of 2 tasks" in render(frame)
 
 
 def test_runs_of_another_seed_count_their_task_once_in_the_macro_row(tmp_path: Path) -> None:
@@ -90,6 +117,7 @@ def test_runs_of_another_seed_count_their_task_once_in_the_macro_row(tmp_path: P
     macro = compare(load_runs([tmp_path])).to_dict("records")[-1]
     assert macro["task"] == "macro of 2 tasks"
     assert macro["speedup"] == pytest.approx(2.0, rel=0.03)
+    assert macro["speedup_ci"] is None  # the same prompts twice
 
 
 def test_a_macro_speedup_is_missing_where_one_of_its_tasks_has_none(tmp_path: Path) -> None:
