@@ -107,16 +107,17 @@ SHIPPED_CHECKPOINTS = Path(__file__).resolve().parent.parent / "results" / "chec
 def checkpoint_of(drafter: str, *, _root_: Any) -> str:
     """The value of a learned drafter's `checkpoint`, in YAMLs `${dispark.checkpoint:NAME}`: the top level's, or random.
 
-    `shipped` is the one that comes with the project for this target.
+    `shipped` is the one that comes with the project for this target; of a folder of checkpoints, as `dispark train`
+    makes it, it is the drafter's own.
 
     Raises:
-        ValueError: none was shipped.
+        ValueError: none was shipped, or the folder has none.
     """
     value = OmegaConf.select(_root_, "checkpoint")
     if value is None:
         return "random"
     if value != "shipped":
-        return str(value)
+        return _own_checkpoint(str(value), drafter)
     target = OmegaConf.select(_root_, "target.name")
     folder = SHIPPED_CHECKPOINTS / str(target) / drafter
     if not (folder / "config.json").is_file():
@@ -126,6 +127,19 @@ def checkpoint_of(drafter: str, *, _root_: Any) -> str:
             f"{', '.join(there) or 'none'}"
         )
     return str(folder)
+
+
+def _own_checkpoint(value: str, drafter: str) -> str:
+    """A checkpoint, or the drafter's own in a folder of checkpoints."""
+    folder = Path(value)
+    if (folder / "config.json").is_file():
+        return value
+    names = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if not names:
+        return value
+    if drafter not in names:
+        raise ValueError(f"checkpoint={value}: has no checkpoint of {drafter}; there are: {', '.join(names)}")
+    return str(folder / drafter)
 
 
 OmegaConf.register_new_resolver("dispark.checkpoint", checkpoint_of, replace=True)

@@ -221,6 +221,13 @@ def test_the_top_levels_checkpoint_is_that_of_the_learned_drafter(tmp_path: Path
     assert composed().drafter.checkpoint == "random"
     assert composed(f"checkpoint={tmp_path}").drafter.checkpoint == str(tmp_path)
     assert composed("checkpoint=/a", "drafter.checkpoint=/b").drafter.checkpoint == "/b"
+    run = tmp_path / "run"
+    (run / "dflash").mkdir(parents=True)
+    (run / "dflash" / "config.json").write_text("{}")
+    assert composed(f"checkpoint={run}").drafter.checkpoint == str(run / "dflash")
+    assert composed(f"checkpoint={run / 'dflash'}").drafter.checkpoint == str(run / "dflash")
+    with pytest.raises(ValueError, match=r"checkpoint=.*run: has no checkpoint of medusa; there are: dflash"):
+        build(composed(f"checkpoint={run}", "drafter=medusa").drafter)
     monkeypatch.setattr(config, "SHIPPED_CHECKPOINTS", tmp_path)
     folder = tmp_path / "tiny" / "eagle3"
     folder.mkdir(parents=True)
