@@ -16,7 +16,7 @@ _NUCLEUS_TOKENS = 256  # candidates that top-p looks at before it sorts a whole 
 
 
 def probabilities(logits_MV: Tensor, sampling: Sampling) -> Tensor:
-    """float32 [M, V] distributions after temperature, then top-k, then top-p.
+    """float32 [M, V] distributions after temperature, then top-k, then top-p; float64 of float64 logits.
 
     Greedy sampling gives the one-hot of the first argmax. Ties with the k-th logit are kept by top-k; top-p keeps the
     smallest set of most likely tokens whose mass reaches top_p, at least one.
@@ -24,7 +24,7 @@ def probabilities(logits_MV: Tensor, sampling: Sampling) -> Tensor:
     if sampling.is_greedy:
         hot = torch.zeros(logits_MV.shape, dtype=torch.float32, device=logits_MV.device)
         return hot.scatter_(-1, logits_MV.argmax(-1, keepdim=True), 1.0)
-    logits = logits_MV.float() / sampling.temperature
+    logits = (logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         floor = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < floor, float("-inf"))

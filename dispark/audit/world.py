@@ -1,0 +1,122 @@
+"""A world small enough to enumerate: what target and drafter think after every prefix, and how sure the drafter is.
+
+Every table is a function of the row and of its tokens so far, drawn from a seed, in float64. The confidence in token k
+knows the tokens before it and not the token itself, as every drafter here does.
+
+It knows neither schedulers nor verifiers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dispark.decoding.sampling import probabilities
+from dispark.types import Sampling
+
+Tokens = tuple[int, ...]
+Vector = npt.NDArray[np.float64]
+
+
+class World(Protocol):
+    """What an audit enumerates.
+
+    Args:
+        vocab_size, draft_length, num_rows: how large it is.
+        sampling: shapes the target's law.
+        proposal: how the drafter proposes.
+    """
+
+    vocab_size: int
+    draft_length: int
+    num_rows: int
+    sampling: Sampling
+    proposal: Literal["sampled", "deterministic"]
+
+    def target_logits(self, row: int, prefix: Tokens) -> Tensor:
+        """float64 [V]."""
+
+    def draft_probs(self, row: int, prefix: Tokens) -> Vector:
+        """[V], the law that a "sampled" proposal is drawn from; a "deterministic" one is its most likely token."""
+
+    def confidence(self, row: int, prefix: Tokens) -> float:
+        """That the draft after this prefix survives, in [0, 1]."""
+
+
+def target_probs(world: World, row: int, prefix: Tokens) -> Vector:
+    """[V], the law that the row's next token has to follow."""
+    logits = world.target_logits(row, prefix).unsqueeze(0)
+    law: Vector = probabilities(logits, world.sampling)[0].double().numpy()
+    return law
+
+
+def drafts_after(world: World, row: int, prefix: Tokens) -> list[tuple[Tokens, float]]:
+    """Every draft that may follow, with its probability."""
+    if world.proposal == "deterministic":
+        tokens: Tokens = ()
+        for _ in range(world.draft_length):
+            tokens += (int(world.draft_probs(row, prefix + tokens).argmax()),)
+        return [(tokens, 1.0)]
+    found = []
+    for tokens in product(range(world.vocab_size), repeat=world.draft_length):
+        weight = 1.0
+        for k, token in enumerate(tokens):
+            weight *= float(world.draft_probs(row, prefix + tokens[:k])[token])
+        if weight > 0.0:
+            found.append((tokens, weight))
+    return found
+
+
+@dataclass(frozen=True)
+class RandomWorld:
+    """Random tables, some of whose entries are zero; see World.
+
+    Args:
+        seed: of the tables.
+        share_of_zeros: of tokens that the target, and of tokens that the drafter, rules out.
+    """
+
+    vocab_size: int = 3
+    draft_length: int = 2
+    num_rows: int = 1
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+    proposal: Literal["sampled", "deterministic"] = "sampled"
+    seed: int = 0
+    share_of_zeros: float = 0.2
+
+    def target_logits(self, row: int, prefix: Tokens) -> Tensor:
+        return torch.from_numpy(self._logits(row, prefix, 0))
+
+    def draft_probs(self, row: int, prefix: Tokens) -> Vector:
+        logits = torch.from_numpy(self._logits(row, prefix, 1)).unsqueeze(0)
+        law: Vector = probabilities(logits, self.sampling)[0].double().numpy()
+        return law
+
+    def confidence(self, row: int, prefix: Tokens) -> float:
+        # A few levels only, so that ties between rows and positions happen.
+        return float(self._generator(row, prefix, 2).choice([0.0, 0.3, 0.6, 0.9, 1.0], p=[0.1, 0.2, 0.3, 0.3, 0.1]))
+
+    def _logits(self, row: int, prefix: Tokens, which: int) -> Vector:
+        key = (row, prefix, which)
+        if key not in self._kept:
+            generator = self._generator(row, prefix, which)
+            logits = generator.normal(0.0, 1.5, self.vocab_size)
+            is_out = generator.random(self.vocab_size) < self.share_of_zeros
+            is_out[generator.integers(self.vocab_size)] = False
+            logits[is_out] = -np.inf
+            self._kept[key] = logits
+        return self._kept[key]
+
+    @cached_property
+    def _kept(self) -> dict[tuple[int, Tokens, int], Vector]:
+        return {}
+
+    def _generator(self, row: int, prefix: Tokens, which: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, row, which, len(prefix), *prefix])
