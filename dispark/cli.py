@@ -88,10 +88,18 @@ def _figures(cfg: DictConfig) -> dict[str, Any]:
     return run_figures(plain["runs"], **{key: plain[key] for key in ("figure", "out", "formats")})
 
 
+def _profile(cfg: DictConfig) -> dict[str, Any]:
+    check_top_level(cfg, "profile")
+    from dispark.schedulers.profiling import run_profile
+
+    return run_profile(cfg)
+
+
 COMMANDS = {
     command.name: command
     for command in (
         Command("bench", _bench, "measure a drafter against autoregressive decoding, in one loop"),
+        Command("profile", _profile, "measure what a step of the target costs here, for load-aware schedulers"),
         Command("data", _data, "make training data: prompts, and the target's answers to them"),
         Command("train", _train, "train drafters side by side on such data"),
         Command("fetch", _fetch, "download, check and cache a target's weights"),

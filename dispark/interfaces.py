@@ -66,6 +66,9 @@ class Scheduler(Protocol):
 
     is_lossless: bool
 
+    def bind(self, target: TargetModel) -> None:
+        """Called once before a pass; what was learned in an earlier one may be forgotten."""
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """Returns verify_length per row, 0..draft.lengths[i]."""
 

@@ -78,6 +78,19 @@ class FiguresConfig:
 
 
 @dataclass
+class ProfileConfig:
+    """Top level of `dispark profile`; what each key means stands above it in conf/profile.yaml."""
+
+    target: Any = MISSING
+    paths: Any = MISSING
+    rows: list[int] = MISSING
+    tokens: list[int] = MISSING
+    context: int = 256
+    repeats: int = 7
+    out: str = MISSING
+
+
+@dataclass
 class DataConfig:
     """Top level of `dispark data`; what each key means stands above it in conf/data.yaml."""
 
@@ -134,6 +147,7 @@ SCHEMAS: dict[str, type] = {
     "fetch": FetchConfig,
     "compare": CompareConfig,
     "figures": FiguresConfig,
+    "profile": ProfileConfig,
     "data": DataConfig,
     "train": TrainConfig,
 }

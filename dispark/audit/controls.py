@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dispark.audit.world import Tokens, Vector
+from dispark.decoding.target import TargetModel
 from dispark.schedulers.hardware_aware import HardwareAwareScheduler, throughputs
 from dispark.schedulers.step_cost import StepCost
 from dispark.schedulers.survival import best_first, lengths_of, survival_of
@@ -54,7 +55,8 @@ class WithoutStopScheduler(HardwareAwareScheduler):
         """See `dispark.interfaces.Scheduler`."""
         survival = survival_of(draft, "without_stop")
         order = best_first(survival)
-        best = int(throughputs(survival.ravel()[order], len(draft.lengths), self._cost).argmax())
+        cost = self._costs.of(len(draft.lengths))
+        best = int(throughputs(survival.ravel()[order], len(draft.lengths), cost).argmax())
         return lengths_of(order[:best], survival.shape)
 
 
@@ -62,6 +64,9 @@ class RetrospectiveScheduler:
     """Ranks each draft by the confidence behind it, which knows the draft itself."""
 
     is_lossless = False
+
+    def bind(self, target: TargetModel) -> None:
+        """Needs nothing of the target."""
 
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """See `dispark.interfaces.Scheduler`."""

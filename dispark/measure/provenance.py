@@ -107,6 +107,16 @@ def collect(
     return found
 
 
+def hardware(device: torch.device | str) -> dict[str, Any]:
+    """What decides how long a step takes here, and nothing that moves: processor, threads, accelerator, torch."""
+    chosen = torch.device(device)
+    cpu, gpu = _cpu(), _gpu(chosen)
+    found: dict[str, Any] = {"device": chosen.type, "torch": torch.__version__}
+    if gpu is not None:
+        return found | {"gpu": gpu["name"], "cuda": gpu["cuda"]}
+    return found | {key: cpu[key] for key in ("model", "num_usable_cores", "num_threads", "capability")}
+
+
 def git_state(repo_dir: str | Path | None = None) -> dict[str, Any]:
     """Commit and dirtiness of a checkout: `sha`, `is_dirty`, `num_changed`, `num_untracked`, `reason`.
 

@@ -17,7 +17,7 @@ from typing import Any
 from dispark.targets.cache import file_sha256
 
 OWN_PACKAGES = ("dispark", "baselines")
-_PATH_KEYS = ("path", "checkpoint", "powercap")
+_PATH_KEYS = ("path", "checkpoint", "profile", "powercap")
 _SKIPPED_GROUPS = ("paths", "tracker", "hydra", "meter")
 
 

@@ -1,7 +1,7 @@
 """Sequential temperature scaling: makes a drafter's confidence mean what it says (Cheng et al. 2026, section 3).
 
-Schedulers rank drafts by survival, the product of the conditional confidences up to a draft, so that product is what
-has to be calibrated. Position by position, with the earlier ones fixed, a grid is searched for the temperature that makes
+Schedulers rank drafts by survival, the product of the conditional confidences up to a draft, so it is that product that
+has to be calibrated. Position by position, the earlier ones fixed, a grid is searched for the temperature that makes
 the product's expected calibration error least. A temperature divides the confidence's logit, so at each position the
 order of confidences stays.
 

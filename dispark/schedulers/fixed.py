@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dispark.decoding.target import TargetModel
 from dispark.types import Draft, Load, Outcome
 
 
@@ -25,6 +26,9 @@ class FixedScheduler:
                 f"scheduler.max_verify_length={max_verify_length}: must be a whole number >= 0, or null for no cap"
             )
         self.max_verify_length = max_verify_length
+
+    def bind(self, target: TargetModel) -> None:
+        """Needs nothing of the target."""
 
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """See `dispark.interfaces.Scheduler`."""

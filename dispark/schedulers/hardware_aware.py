@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dispark.decoding.target import TargetModel
+from dispark.schedulers.profile import StepCosts
 from dispark.schedulers.step_cost import Floats, StepCost
 from dispark.schedulers.survival import best_first, lengths_of, survival_of
 from dispark.types import Draft, Load, Outcome
@@ -25,18 +27,23 @@ def throughputs(ranked_survival: Floats, num_rows: int, cost: StepCost) -> Float
 
 
 class HardwareAwareScheduler:
-    """Args: cost: seconds of a step by its tokens."""
+    """Args: see `StepCosts`."""
 
     is_lossless = True
 
-    def __init__(self, cost: StepCost) -> None:
-        self._cost = cost
+    def __init__(self, profile: str | None = None, cost: StepCost | None = None) -> None:
+        self._costs = StepCosts(profile, cost)
+
+    def bind(self, target: TargetModel) -> None:
+        """Reads the profile. Raises ValueError if there is none, or one of another target or other hardware."""
+        self._costs.bind(target)
 
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """See `dispark.interfaces.Scheduler`."""
         survival = survival_of(draft, "hardware_aware")
         order = best_first(survival)
-        rates = throughputs(survival.ravel()[order], len(draft.lengths), self._cost)
+        num_rows = len(draft.lengths)
+        rates = throughputs(survival.ravel()[order], num_rows, self._costs.of(num_rows))
         falls = np.flatnonzero(np.diff(rates) <= 0.0)
         num_admitted = int(falls[0]) if len(falls) else len(order)
         return lengths_of(order[:num_admitted], survival.shape)

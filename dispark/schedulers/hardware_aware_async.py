@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from dispark.decoding.target import TargetModel
 from dispark.schedulers.hardware_aware import throughputs
+from dispark.schedulers.profile import StepCosts
 from dispark.schedulers.step_cost import StepCost
 from dispark.schedulers.survival import best_first, lengths_of, survival_of
 from dispark.types import Draft, Load, Outcome
@@ -20,20 +22,25 @@ DELAY = 2
 
 
 class HardwareAwareAsyncScheduler:
-    """Args: cost: seconds of a step by its tokens. The first steps, which have no budget yet, verify everything."""
+    """The first steps, which have no budget yet, verify everything. Args: see `StepCosts`."""
 
     is_lossless = True
 
-    def __init__(self, cost: StepCost) -> None:
-        self._cost = cost
+    def __init__(self, profile: str | None = None, cost: StepCost | None = None) -> None:
+        self._costs = StepCosts(profile, cost)
         self._budgets: deque[float] = deque()
+
+    def bind(self, target: TargetModel) -> None:
+        """Reads the profile. Raises ValueError if there is none, or one of another target or other hardware."""
+        self._costs.bind(target)
+        self._budgets.clear()
 
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """See `dispark.interfaces.Scheduler`."""
         survival = survival_of(draft, "hardware_aware_async")
         order = best_first(survival)
         num_rows = len(draft.lengths)
-        best = int(throughputs(survival.ravel()[order], num_rows, self._cost).argmax())
+        best = int(throughputs(survival.ravel()[order], num_rows, self._costs.of(num_rows)).argmax())
         # Drafts a row: rows come and go between the two steps.
         self._budgets.append(best / num_rows)
         if len(self._budgets) <= DELAY:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dispark.decoding.target import TargetModel
 from dispark.types import Draft, Load, Outcome
 
 
@@ -20,6 +21,9 @@ class ThresholdScheduler:
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 <= threshold <= 1.0:
             raise ValueError(f"scheduler.threshold={threshold}: must be a number from 0 to 1")
         self._threshold = float(threshold)
+
+    def bind(self, target: TargetModel) -> None:
+        """Needs nothing of the target."""
 
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """The number of leading drafts at or above the threshold, per row.

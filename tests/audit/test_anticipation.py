@@ -20,13 +20,13 @@ def test_lossless_schedulers_do_not_anticipate(name: str, num_rows: int) -> None
 
 
 def test_the_best_of_the_whole_curve_anticipates() -> None:
-    assert find_anticipation(AppendixAWorld(), lambda: HardwareAwareScheduler(APPENDIX_A_COST)) is None
-    found = find_anticipation(AppendixAWorld(), lambda: WithoutStopScheduler(APPENDIX_A_COST))
+    assert find_anticipation(AppendixAWorld(), lambda: HardwareAwareScheduler(cost=APPENDIX_A_COST)) is None
+    found = find_anticipation(AppendixAWorld(), lambda: WithoutStopScheduler(cost=APPENDIX_A_COST))
     assert found is not None
     assert (found.row, found.k) == (0, 1)
     assert sorted(found.lengths) == [0, 2]
     for seed in range(20):
-        if find_anticipation(RandomWorld(num_rows=2, seed=seed), lambda: WithoutStopScheduler(JAGGED)) is not None:
+        if find_anticipation(RandomWorld(num_rows=2, seed=seed), lambda: WithoutStopScheduler(cost=JAGGED)) is not None:
             return
     pytest.fail("in none of 20 random worlds did the faulty scheduler show")
 

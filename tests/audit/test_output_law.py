@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,9 @@ class Remembering:
     def __init__(self) -> None:
         self._last = 1
 
+    def bind(self, target: Any) -> None:
+        self._last = 1
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         return [min(self._last, n) for n in draft.lengths]
 
@@ -50,8 +54,8 @@ LOSSLESS: dict[str, Callable[[], Scheduler]] = {
     "fixed": FixedScheduler,
     "fixed_1": lambda: FixedScheduler(1),
     "threshold": lambda: ThresholdScheduler(0.5),
-    "hardware_aware": lambda: HardwareAwareScheduler(JAGGED),
-    "hardware_aware_async": lambda: HardwareAwareAsyncScheduler(JAGGED),
+    "hardware_aware": lambda: HardwareAwareScheduler(cost=JAGGED),
+    "hardware_aware_async": lambda: HardwareAwareAsyncScheduler(cost=JAGGED),
     "remembering": Remembering,
 }
 SAMPLINGS = [Sampling(1.0), Sampling(0.6, top_p=0.9), Sampling(2.0, top_k=2), Sampling(0.0)]
@@ -82,12 +86,12 @@ def test_the_greedy_verifier_at_temperature_0() -> None:
 
 def test_appendix_a() -> None:
     world = AppendixAWorld()
-    stops = output_law(world, lambda: HardwareAwareScheduler(APPENDIX_A_COST), RejectionVerifier(), 1)
-    wrong = output_law(world, lambda: WithoutStopScheduler(APPENDIX_A_COST), RejectionVerifier(), 1)
+    stops = output_law(world, lambda: HardwareAwareScheduler(cost=APPENDIX_A_COST), RejectionVerifier(), 1)
+    wrong = output_law(world, lambda: WithoutStopScheduler(cost=APPENDIX_A_COST), RejectionVerifier(), 1)
     for law, published in ((stops, APPENDIX_A_RIGHT), (wrong, APPENDIX_A_WRONG)):
         assert [law[((token,),)] for token in (0, 1)] == pytest.approx(list(published), abs=EXACT)
     # The whole curve is harmless once the budget comes from two steps before.
-    delayed = output_law(world, lambda: HardwareAwareAsyncScheduler(APPENDIX_A_COST), RejectionVerifier(), 4)
+    delayed = output_law(world, lambda: HardwareAwareAsyncScheduler(cost=APPENDIX_A_COST), RejectionVerifier(), 4)
     assert distance(delayed, target_law(world, 4)) < EXACT
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 from conformance.toolbox import (
@@ -25,6 +26,7 @@ from baselines.autoregressive import AutoregressiveDrafter
 from dispark.config import build
 from dispark.decoding.target import TargetModel
 from dispark.interfaces import Drafter, Scheduler, Verifier
+from dispark.schedulers.profiling import measure
 from dispark.types import Request, Sampling
 
 SCHEDULERS = sorted(path.stem for path in (REPO / "conf" / "scheduler").glob("*.yaml"))
@@ -63,7 +65,7 @@ def test_there_is_something_to_test() -> None:
     assert sum(len(set(ids)) for ids in expected_for("tiny").values()) > 10 * len(requests_for("tiny"))
 
 
-NEED_CONFIDENCE = ("threshold",)
+NEED_CONFIDENCE = ("threshold", "hardware_aware", "hardware_aware_async")
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -86,10 +88,13 @@ def test_greedy_text_is_the_autoregressive_one(target: str, name: str) -> None:
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("name", ["ngram", "draft_model", "dispark"])
-def test_every_lossless_scheduler_and_verifier(scheduler: str, verifier: str, name: str) -> None:
+def test_every_lossless_scheduler_and_verifier(scheduler: str, verifier: str, name: str, tmp_path: Path) -> None:
     if scheduler in NEED_CONFIDENCE and name != "dispark":
         pytest.skip(f"{scheduler} needs a confidence, which {name} does not give")
     cfg = compose_bench("target=tiny", f"scheduler={scheduler}", f"verifier={verifier}")
+    if "profile" in cfg.scheduler:
+        cfg.scheduler.profile = str(tmp_path / "profile.json")
+        measure(shared("tiny"), (1, 2, 4), (1, 2, 4), context=8, repeats=1).save(tmp_path / "profile.json")
     schedules: Scheduler = build(cfg.scheduler)
     verifies: Verifier = build(cfg.verifier)
     if not (schedules.is_lossless and verifies.is_lossless):

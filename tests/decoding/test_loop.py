@@ -168,6 +168,9 @@ class Whim:
         self.loads: list[Load] = []
         self.observed: list[tuple[int, list[int], float]] = []
 
+    def bind(self, target: Any) -> None:
+        self.bound = target
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         self.loads.append(load)
         self.chosen = [self.rng.randint(0, length) for length in draft.lengths]

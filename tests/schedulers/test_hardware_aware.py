@@ -28,7 +28,7 @@ def load_of(num: int) -> Load:
 
 
 def choose(cost: StepCost, confidence: list[list[float]], lengths: list[int] | None = None) -> list[int]:
-    return HardwareAwareScheduler(cost).choose(draft_of(confidence, lengths), load_of(len(confidence)))
+    return HardwareAwareScheduler(cost=cost).choose(draft_of(confidence, lengths), load_of(len(confidence)))
 
 
 def test_a_free_step_verifies_all_that_has_a_chance_and_a_dear_one_nothing() -> None:
@@ -76,17 +76,17 @@ def test_throughputs() -> None:
 
 def test_nothing_drafted_is_nothing_verified() -> None:
     nothing = Draft(torch.zeros(2, 3, dtype=torch.int64), [0, 0])
-    assert HardwareAwareScheduler(FLAT).choose(nothing, load_of(2)) == [0, 0]
+    assert HardwareAwareScheduler(cost=FLAT).choose(nothing, load_of(2)) == [0, 0]
     empty = Draft(torch.zeros(2, 0, dtype=torch.int64), [0, 0])
-    assert HardwareAwareScheduler(FLAT).choose(empty, load_of(2)) == [0, 0]
-    assert isinstance(HardwareAwareScheduler(FLAT), Scheduler)
+    assert HardwareAwareScheduler(cost=FLAT).choose(empty, load_of(2)) == [0, 0]
+    assert isinstance(HardwareAwareScheduler(cost=FLAT), Scheduler)
 
 
 def test_256_rows_of_16_take_a_millisecond_or_so() -> None:
     generator = torch.Generator().manual_seed(0)
     confidence = torch.rand(256, 16, generator=generator) * 0.3 + 0.7
     draft = Draft(torch.zeros(256, 16, dtype=torch.int64), [16] * 256, None, confidence)
-    scheduler = HardwareAwareScheduler(StepCost((1, 64, 512, 5000), (1.0, 1.2, 2.0, 15.0)))
+    scheduler = HardwareAwareScheduler(cost=StepCost((1, 64, 512, 5000), (1.0, 1.2, 2.0, 15.0)))
     seconds = []
     for _ in range(5):
         begin = time.perf_counter()
