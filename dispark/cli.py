@@ -95,10 +95,19 @@ def _profile(cfg: DictConfig) -> dict[str, Any]:
     return run_profile(cfg)
 
 
+def _audit(cfg: DictConfig) -> dict[str, Any]:
+    plain = check_top_level(cfg, "audit")
+    from dispark.audit.command import run_audit
+
+    keys = ("schedulers", "verifiers", "num_tokens", "num_worlds", "seed", "tolerance")
+    return run_audit(**{key: plain[key] for key in keys})
+
+
 COMMANDS = {
     command.name: command
     for command in (
         Command("bench", _bench, "measure a drafter against autoregressive decoding, in one loop"),
+        Command("audit", _audit, "prove by enumeration which schedulers and verifiers keep the target's law"),
         Command("profile", _profile, "measure what a step of the target costs here, for load-aware schedulers"),
         Command("data", _data, "make training data: prompts, and the target's answers to them"),
         Command("train", _train, "train drafters side by side on such data"),

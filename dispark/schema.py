@@ -91,6 +91,19 @@ class ProfileConfig:
 
 
 @dataclass
+class AuditConfig:
+    """Top level of `dispark audit`; what each key means stands above it in conf/audit.yaml."""
+
+    paths: Any = MISSING
+    schedulers: list[str] | None = None
+    verifiers: list[str] | None = None
+    num_tokens: int = 3
+    num_worlds: int = 3
+    seed: int = 0
+    tolerance: float = 1e-12
+
+
+@dataclass
 class DataConfig:
     """Top level of `dispark data`; what each key means stands above it in conf/data.yaml."""
 
@@ -148,6 +161,7 @@ SCHEMAS: dict[str, type] = {
     "compare": CompareConfig,
     "figures": FiguresConfig,
     "profile": ProfileConfig,
+    "audit": AuditConfig,
     "data": DataConfig,
     "train": TrainConfig,
 }

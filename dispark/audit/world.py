@@ -26,19 +26,24 @@ Vector = npt.NDArray[np.float64]
 
 
 class World(Protocol):
-    """What an audit enumerates.
+    """What an audit enumerates."""
 
-    Args:
-        vocab_size, draft_length, num_rows: how large it is.
-        sampling: shapes the target's law.
-        proposal: how the drafter proposes.
-    """
+    @property
+    def vocab_size(self) -> int: ...
 
-    vocab_size: int
-    draft_length: int
-    num_rows: int
-    sampling: Sampling
-    proposal: Literal["sampled", "deterministic"]
+    @property
+    def draft_length(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """Shapes the target's law."""
+
+    @property
+    def proposal(self) -> Literal["sampled", "deterministic"]:
+        """How the drafter proposes."""
 
     def target_logits(self, row: int, prefix: Tokens) -> Tensor:
         """float64 [V]."""

@@ -65,7 +65,7 @@ def test_there_is_something_to_test() -> None:
     assert sum(len(set(ids)) for ids in expected_for("tiny").values()) > 10 * len(requests_for("tiny"))
 
 
-NEED_CONFIDENCE = ("threshold", "hardware_aware", "hardware_aware_async")
+NEED_CONFIDENCE = ("threshold", "tiered", "hardware_aware", "hardware_aware_async")
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

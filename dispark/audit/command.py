@@ -1,0 +1,186 @@
+"""`dispark audit`: every scheduler with every verifier, both proposal types and several samplings, by enumeration.
+
+A composition passes if its output law is the target's to rounding and its scheduler doesn't anticipate. One that claims
+to be lossless and isn't fails the command, and so does a negative control that passes: then the audit is blind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from dispark.audit import controls
+from dispark.audit.anticipation import find_anticipation
+from dispark.audit.output_law import distance, output_law, target_law
+from dispark.audit.world import RandomWorld, World
+from dispark.config import build, make_conf_importable
+from dispark.interfaces import Scheduler, Verifier
+from dispark.runs.table import to_text
+from dispark.types import Sampling
+from dispark.verifiers.rejection import RejectionVerifier
+
+Make = Callable[[], Scheduler]
+Proposal = Literal["sampled", "deterministic"]
+
+SAMPLINGS = {
+    "T=1": Sampling(1.0),
+    "T=0.6 top_p=0.9": Sampling(0.6, top_p=0.9),
+    "T=2 top_k=2": Sampling(2.0, top_k=2),
+    "greedy": Sampling(0.0),
+}
+PROPOSALS: tuple[Proposal, ...] = ("sampled", "deterministic")
+# Step costs with dents, so that load-aware schedulers have something to decide.
+COST = {
+    "_target_": "dispark.schedulers.step_cost.StepCost",
+    "num_tokens": [1, 2, 3, 4, 5, 6],
+    "seconds": [1.0, 1.3, 1.35, 2.0, 2.05, 2.6],
+}
+
+
+def options(group: str) -> list[str]:
+    """The names of a group's YAMLs."""
+    return sorted(path.stem for path in _folder(group).glob("*.yaml"))
+
+
+def make_scheduler(name: str) -> Make:
+    """A maker of fresh schedulers of a YAML; one that reads a profile gets `COST` instead."""
+    plain = OmegaConf.to_container(OmegaConf.load(_folder("scheduler") / f"{name}.yaml"))
+    assert isinstance(plain, dict)
+    if "profile" in plain:
+        plain |= {"profile": None, "cost": COST}
+    return lambda: build(dict(plain), "scheduler")
+
+
+def worlds_of(sampling: Sampling, proposal: Proposal, num_worlds: int, seed: int) -> list[World]:
+    """One row with a longer draft, and two rows that share a budget, in turns."""
+    found: list[World] = []
+    for i in range(num_worlds):
+        vocab_size, num_rows = (3, 1) if i % 2 == 0 else (2, 2)
+        found.append(RandomWorld(vocab_size, 2, num_rows, sampling, proposal, seed=seed + i))
+    return found
+
+
+def examine(make: Make, verifier: Verifier, worlds: Sequence[World], num_tokens: int) -> tuple[float, bool]:
+    """The largest distance from the target's law, and whether the scheduler anticipates anywhere."""
+    furthest, anticipates = 0.0, False
+    for world in worlds:
+        tokens = num_tokens if world.num_rows == 1 else min(2, num_tokens)  # two rows square what one row takes
+        law = output_law(world, make, verifier, tokens)
+        furthest = max(furthest, distance(law, target_law(world, tokens)))
+        anticipates = anticipates or find_anticipation(world, make) is not None
+    return furthest, anticipates
+
+
+def run_audit(
+    schedulers: Sequence[str] | None = None,
+    verifiers: Sequence[str] | None = None,
+    num_tokens: int = 3,
+    num_worlds: int = 3,
+    seed: int = 0,
+    tolerance: float = 1e-12,
+) -> dict[str, Any]:
+    """Prints a row a scheduler and verifier, and the controls; returns them.
+
+    Args:
+        schedulers, verifiers: names of YAMLs; None takes all.
+        num_tokens: first tokens of each row whose joint law is compared.
+        num_worlds: random worlds for each composition.
+        seed: of the worlds.
+        tolerance: largest difference of a probability that passes.
+
+    Raises:
+        ValueError: an unknown name, or a number out of range.
+        RuntimeError: a composition is not what it claims, or a control was not found.
+    """
+    for key, value in (("num_tokens", num_tokens), ("num_worlds", num_worlds)):
+        if value < 1:
+            raise ValueError(f"{key}={value}: must be a whole number >= 1")
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(f"tolerance={tolerance}: must lie between 0 and 1")
+    rows, wrong = [], []
+    for name in _names("schedulers", schedulers, "scheduler"):
+        for verifier_name in _names("verifiers", verifiers, "verifier"):
+            row = _audit(name, verifier_name, num_tokens, num_worlds, seed, tolerance)
+            rows.append(row)
+            if row["claims lossless"] and not row["is lossless"]:
+                wrong.append(f"{name} with {verifier_name} claims to be lossless and is not")
+    found = _controls(num_tokens, seed)
+    wrong += [f"the control {row['scheduler']} was not found" for row in found if not row["is found"]]
+    print(to_text(pd.DataFrame(rows, dtype=object), {"distance": ".1e"}))
+    print(to_text(pd.DataFrame(found, dtype=object), {"distance": ".1e"}))
+    if wrong:
+        raise RuntimeError(f"audit: {'; '.join(wrong)}")
+    return {"compositions": rows, "controls": found, "tolerance": tolerance, "num_worlds": num_worlds, "seed": seed}
+
+
+def _audit(
+    name: str, verifier_name: str, num_tokens: int, num_worlds: int, seed: int, tolerance: float
+) -> dict[str, Any]:
+    make = make_scheduler(name)
+    verifier: Verifier = build(dict(OmegaConf.load(_folder("verifier") / f"{verifier_name}.yaml")), "verifier")
+    furthest, anticipates, served = 0.0, False, 0
+    for sampling in SAMPLINGS.values():
+        for proposal in PROPOSALS:
+            try:
+                verifier.check(sampling, proposal)
+            except ValueError:
+                continue
+            served += 1
+            worlds = worlds_of(sampling, proposal, num_worlds, seed)
+            far, knows = examine(make, verifier, worlds, num_tokens)
+            furthest, anticipates = max(furthest, far), anticipates or knows
+    return {
+        "scheduler": name,
+        "verifier": verifier_name,
+        "samplings x proposals": served,
+        "distance": furthest,
+        "anticipates": anticipates,
+        "claims lossless": bool(make().is_lossless and verifier.is_lossless),
+        "is lossless": furthest < tolerance and not anticipates,
+    }
+
+
+def _controls(num_tokens: int, seed: int) -> list[dict[str, Any]]:
+    """Faulty compositions, and whether both checks see them."""
+    world = controls.AppendixAWorld()
+
+    def without_stop() -> Scheduler:
+        return controls.WithoutStopScheduler(cost=controls.APPENDIX_A_COST)
+
+    law = output_law(world, without_stop, RejectionVerifier(), 1)
+    first = tuple(round(law[((token,),)], 12) for token in (0, 1))
+    far, knows = examine(without_stop, RejectionVerifier(), [world], num_tokens)
+    rows = [
+        {
+            "scheduler": "hardware_aware without its stop (Appendix A)",
+            "distance": far,
+            "anticipates": knows,
+            "first token": f"{first} instead of {controls.APPENDIX_A_RIGHT}",
+            "is found": first == controls.APPENDIX_A_WRONG and knows,
+        }
+    ]
+    worlds = [RandomWorld(vocab_size=2, num_rows=2, seed=seed + i) for i in range(3)]
+    far, knows = examine(controls.RetrospectiveScheduler, RejectionVerifier(), worlds, 2)
+    row = {"scheduler": "sorted by retrospective survival", "distance": far, "anticipates": knows, "first token": None}
+    return [*rows, row | {"is found": far > 1e-6 and knows}]
+
+
+def _names(key: str, wanted: Sequence[str] | None, group: str) -> list[str]:
+    """The wanted options, or all. Raises ValueError for one that there isn't."""
+    known = options(group)
+    for name in wanted or ():
+        if name not in known:
+            raise ValueError(f"{key}=[{name}]: must be of {', '.join(known)}")
+    if wanted is not None and not wanted:
+        raise ValueError(f"{key}=[]: must name at least one of {', '.join(known)}, or null for all")
+    return list(wanted) if wanted else known
+
+
+def _folder(group: str) -> Path:
+    make_conf_importable()
+    return Path(next(iter(importlib.import_module("dispark.conf").__path__))) / group
