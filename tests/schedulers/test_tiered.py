@@ -28,13 +28,13 @@ def choose(confidence: list[float] | None, length: int = 5) -> int:
 @pytest.mark.parametrize(
     ("confidence", "length", "wanted"),
     [
-        ([0.9, 0.0, 0.0, 0.0, 0.0], 5, 5),  # sure of the first: the whole block
+        ([0.95, 0.0, 0.0, 0.0, 0.0], 5, 5),  # sure of the first: the whole block
         ([0.7, 0.0, 0.2, 0.9, 0.9], 5, 2),  # two at once, then a look at the third
         ([0.7, 0.0, 0.4, 0.7, 0.0], 5, 5),
         ([0.4, 0.4, 0.1, 0.9, 0.9], 5, 2),  # token by token
         ([0.1, 0.9, 0.9, 0.9, 0.9], 5, 0),
         ([0.7, 0.7, 0.7, 0.7, 0.7], 3, 3),  # the draft ends first
-        ([0.95, 0.9, 0.9, 0.9, 0.9], 2, 2),
+        ([0.95, 0.5, 0.5, 0.5, 0.5], 2, 2),
     ],
 )
 def test_the_walk(confidence: list[float], length: int, wanted: int) -> None:
