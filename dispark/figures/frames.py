@@ -79,9 +79,8 @@ def draft_length_frame(runs: Sequence[LoadedRun]) -> pd.DataFrame:
             yield Point(run.draft_length(run.arm), summary["matl"], summary["matl_ci"], summary["num_rounds"])
 
     frame = _frame(runs, points)
-    shown = set(frame["run"])
-    seconds = {str(run.path): run.summary()["round_s_mean"] for run in runs if str(run.path) in shown}
-    return frame.assign(round_s=[seconds[path] for path in frame["run"]])
+    by_path = {str(run.path): run for run in runs}
+    return frame.assign(round_s=[by_path[path].summary()["round_s_mean"] for path in frame["run"]])
 
 
 def _frame(runs: Sequence[LoadedRun], points: Points) -> pd.DataFrame:
