@@ -56,7 +56,7 @@ class DecodingLoop:
 
     @torch.inference_mode()
     def run(self, source: RequestSource) -> Trace:
-        """Decodes until the source is empty. Raises ValueError for a request of no tokens, no room, or a cap below 1."""
+        """Decodes until the source is empty. Raises ValueError for a request of no tokens, no room or a cap below 1."""
         self.drafter.bind(self.target, self.batch_size, self.num_slots)
         self.scheduler.bind(self.target)
         self.target.open(self.batch_size, self.num_slots, self.drafter.feature_layers)
