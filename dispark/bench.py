@@ -11,9 +11,10 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -26,6 +27,7 @@ from dispark.config import build, choices, resolve, slug, sweep_name
 from dispark.decoding.loop import DecodingLoop
 from dispark.decoding.rows import Trace
 from dispark.decoding.target import TargetModel
+from dispark.drafters.calibrated import CalibratedDrafter
 from dispark.interfaces import Drafter, EnergyMeter, Scheduler, TaskSuite, Tracker, Verifier
 from dispark.measure import degeneracy, energy, memory, provenance
 from dispark.measure.losslessness import greedy_verdicts, sampling_verdict
@@ -37,6 +39,7 @@ from dispark.runs.compare import compare_arms, render
 from dispark.runs.identity import content_hashes, is_own
 from dispark.runs.loaded import LoadedRun
 from dispark.runs.store import RunStore, StoredRun, run_key
+from dispark.schedulers import calibration_file
 from dispark.targets.model import wrap
 from dispark.targets.spec import LoadedTarget, load
 from dispark.tasks.conversation import (
@@ -69,6 +72,7 @@ def run_bench(cfg: DictConfig) -> dict[str, Any]:
         ValueError: a setting is refused, in one line.
     """
     plain = resolve(cfg)
+    plain["calibration"] = calibration_path(plain)
     contents = content_hashes(plain)
     store = RunStore(plain["paths"]["runs"], run_key(plain, contents), slug(plain))
     with store.attempt(plain, overwrite=cfg.overwrite) as has_work:
@@ -77,6 +81,20 @@ def run_bench(cfg: DictConfig) -> dict[str, Any]:
             print(render(compare_arms(run), "text"), flush=True)
             return headline(run)
     return headline(LoadedRun(store.read()))
+
+
+def calibration_path(plain: Mapping[str, Any]) -> str | None:
+    """The file that the key `calibration` names.
+
+    Raises:
+        ValueError: "checkpoint", where the drafter has no folder that could hold one.
+    """
+    if plain["calibration"] != "checkpoint":
+        return plain["calibration"]
+    folder = plain["drafter"].get("checkpoint")
+    if folder is None or not (Path(folder) / "config.json").is_file():
+        raise ValueError(f"calibration=checkpoint: drafter.checkpoint={folder} is no folder; give calibration=FILE")
+    return str(Path(folder) / calibration_file.NAME)
 
 
 def headline(run: LoadedRun) -> dict[str, Any]:
@@ -181,12 +199,20 @@ class Bench:
         """The autoregressive arm first, the drafter's second, outside arms last."""
         arms = [self._loop_arm(BASELINE_ARM, AutoregressiveDrafter())]
         if not isinstance(self.drafter, AutoregressiveDrafter):
-            arms.append(self._loop_arm(self.drafter_name, self.drafter))
+            arms.append(self._loop_arm(self.drafter_name, self._calibrated()))
         if self.cfg.generate_baseline:
             arms.append(self._outside_arm(GENERATE_ARM, {}))
             if hasattr(self.drafter, "generate_options"):
                 arms.append(self._outside_arm(LOOKUP_ARM, self.drafter.generate_options()))
         return arms
+
+    def _calibrated(self) -> Drafter:
+        """The drafter, its confidences calibrated where that was asked for."""
+        if (path := self.plain["calibration"]) is None:
+            return self.drafter
+        kind = self.plain["drafter"].get("confidence")
+        calibrated: Any = CalibratedDrafter(self.drafter, Path(path), kind, self.sampling, self.loaded.weights_sha256)
+        return calibrated
 
     def _loop_arm(self, name: str, drafter: Drafter) -> Arm:
         loop = DecodingLoop(
@@ -324,7 +350,7 @@ class Bench:
                     self.verifier,
                     arm.drafter.proposal,
                     self.scheduler.is_lossless,
-                    is_own(type(arm.drafter).__module__),
+                    is_own(type(getattr(arm.drafter, "uncalibrated", arm.drafter)).__module__),
                 )
                 for arm in arms
                 if arm.drafter is not None

@@ -95,6 +95,13 @@ def _profile(cfg: DictConfig) -> dict[str, Any]:
     return run_profile(cfg)
 
 
+def _calibrate(cfg: DictConfig) -> dict[str, Any]:
+    check_groups(check_top_level(cfg, "calibrate"))
+    from dispark.schedulers.calibrating import run_calibrate
+
+    return run_calibrate(cfg)
+
+
 def _audit(cfg: DictConfig) -> dict[str, Any]:
     plain = check_top_level(cfg, "audit")
     from dispark.audit.command import run_audit
@@ -108,6 +115,7 @@ COMMANDS = {
     for command in (
         Command("bench", _bench, "measure a drafter against autoregressive decoding, in one loop"),
         Command("audit", _audit, "prove by enumeration which schedulers and verifiers keep the target's law"),
+        Command("calibrate", _calibrate, "fit the temperatures that make a drafter's confidences true"),
         Command("profile", _profile, "measure what a step of the target costs here, for load-aware schedulers"),
         Command("data", _data, "make training data: prompts, and the target's answers to them"),
         Command("train", _train, "train drafters side by side on such data"),

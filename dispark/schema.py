@@ -42,6 +42,7 @@ class BenchConfig:
     generate_baseline: bool = False
     check_losslessness: bool = True
     checkpoint: str | None = None
+    calibration: str | None = None
     name: str | None = None
     overwrite: bool = False
 
@@ -88,6 +89,29 @@ class ProfileConfig:
     context: int = 256
     repeats: int = 7
     out: str = MISSING
+
+
+@dataclass
+class CalibrateConfig:
+    """Top level of `dispark calibrate`; what each key means stands above it in conf/calibrate.yaml."""
+
+    target: Any = MISSING
+    drafter: Any = MISSING
+    verifier: Any = MISSING
+    sampling: Any = MISSING
+    task: Any = MISSING
+    paths: Any = MISSING
+    checkpoint: str | None = None
+    confidences: list[str] | None = None
+    grid_low: float = 0.2
+    grid_high: float = 5.0
+    grid_size: int = 81
+    num_bins: int = 15
+    batch_size: int = 8
+    max_new_tokens: int = 128
+    stop_strings: list[str] = field(default_factory=list)
+    seed: int = 0
+    out: str | None = None
 
 
 @dataclass
@@ -161,6 +185,7 @@ SCHEMAS: dict[str, type] = {
     "compare": CompareConfig,
     "figures": FiguresConfig,
     "profile": ProfileConfig,
+    "calibrate": CalibrateConfig,
     "audit": AuditConfig,
     "data": DataConfig,
     "train": TrainConfig,

@@ -17,7 +17,8 @@ from typing import Any
 from dispark.targets.cache import file_sha256
 
 OWN_PACKAGES = ("dispark", "baselines")
-_PATH_KEYS = ("path", "checkpoint", "profile", "powercap")
+_PATH_KEYS = ("path", "checkpoint", "profile", "powercap", "calibration")
+_OF_ANOTHER_KEY = ("calibration.json",)  # lies in a checkpoint's folder and is no part of the drafter
 _SKIPPED_GROUPS = ("paths", "tracker", "hydra", "meter")
 
 
@@ -80,7 +81,7 @@ def _path_sha256(path: Path) -> str | None:
             return file_sha256(path)
         if not path.is_dir():
             return None
-        files = sorted(file for file in path.iterdir() if file.is_file())
+        files = sorted(file for file in path.iterdir() if file.is_file() and file.name not in _OF_ANOTHER_KEY)
         lines = "".join(f"{file_sha256(file)}  {file.name}\n" for file in files)
     except OSError:
         return None
