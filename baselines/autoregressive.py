@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.target import TargetModel
-from dispark.types import Draft, Features, Outcome, Request, Sampling
+from dispark.types import Draft, Features, Outcome, Request, Sampling, no_draft
 
 
 class AutoregressiveDrafter:
@@ -31,10 +30,16 @@ class AutoregressiveDrafter:
     ) -> None:
         """Keeps no state."""
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         """An empty draft."""
-        empty = torch.zeros((len(rows), 0), dtype=torch.int64, device=anchors_B.device)
-        return Draft(empty, [0] * len(rows))
+        return no_draft(anchors_B)
 
     def update(self, rows: Sequence[int], outcome: Outcome, features: Features) -> None:
         """Keeps no state."""

@@ -127,8 +127,9 @@ class BlockwiseDrafter(ParallelHeadsDrafter):
         logits: Tensor = ends.logits(self.network.states(hidden_MD, len(self.network.heads)))
         return logits
 
-    def _head_logits(self, hidden_BD: Tensor) -> Tensor:
-        return self._ends.logits(self.network.states(hidden_BD, self.draft_length))
+    def _head_logits(self, hidden_BD: Tensor, num_heads: int | None = None) -> Tensor:
+        num_heads = self.draft_length if num_heads is None else num_heads
+        return self._ends.logits(self.network.states(hidden_BD, num_heads))
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -22,7 +22,7 @@ from dispark.decoding.target import TargetModel
 from dispark.drafters.confidence import check_confidence, proxy
 from dispark.targets.model import open_target
 from dispark.targets.spec import TargetSpec
-from dispark.types import Draft, Features, Outcome, Request, Sampling
+from dispark.types import Draft, Features, Outcome, Request, Sampling, no_draft
 
 
 class DraftModelDrafter:
@@ -80,9 +80,19 @@ class DraftModelDrafter:
         for row, token in zip(rows, first_tokens, strict=True):
             self._pending[row] = [token]
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         """Feeds what the target emitted since, then one token at a time."""
         model = self._bound
+        self._width = num = self.draft_length if limit is None else limit
+        if num == 0:
+            return no_draft(anchors_B)
         lengths = [len(self._pending[row]) for row in rows]
         # A target may emit padding of its vocabulary that the draft model has no embedding for; any other id serves.
         ids = torch.tensor([min(token, model.vocab_size - 1) for row in rows for token in self._pending[row]])
@@ -94,7 +104,7 @@ class DraftModelDrafter:
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         confidence: list[Tensor] = []
-        for k in range(self.draft_length):
+        for k in range(num):
             if k > 0:
                 logits, _ = model.forward(rows, tokens[-1], [1] * len(rows))
                 for row in rows:
@@ -109,7 +119,7 @@ class DraftModelDrafter:
                 tokens.append(draw(probs[-1], uniform_BG[:, k]))
         return Draft(
             torch.stack(tokens, dim=1),
-            [self.draft_length] * len(rows),
+            [num] * len(rows),
             torch.stack(probs, dim=1) if probs else None,
             torch.stack(confidence, dim=1) if confidence else None,
         )
@@ -117,7 +127,10 @@ class DraftModelDrafter:
     def update(self, rows: Sequence[int], outcome: Outcome, features: Features) -> None:
         """Rolls back to the accepted drafts; the last draft and the target's own token are fed next round."""
         for row, tokens, accepted in zip(rows, outcome.emitted, outcome.num_accepted, strict=True):
-            kept = min(accepted, self.draft_length - 1)
+            if self._width == 0:  # nothing was fed, so all of it is still to be
+                self._pending[row] += tokens
+                continue
+            kept = min(accepted, self._width - 1)
             self._bound.cache.set_length(row, self._base[row] + kept)
             self._pending[row] = tokens[kept:]
 

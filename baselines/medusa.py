@@ -141,8 +141,8 @@ class MedusaDrafter(ParallelHeadsDrafter):
     def train_logits(self, hidden_MD: Tensor, ends: Any) -> Tensor:
         return self.network.logits(hidden_MD, len(self.network))
 
-    def _head_logits(self, hidden_BD: Tensor) -> Tensor:
-        return self.network.logits(hidden_BD, self.draft_length)
+    def _head_logits(self, hidden_BD: Tensor, num_heads: int | None = None) -> Tensor:
+        return self.network.logits(hidden_BD, self.draft_length if num_heads is None else num_heads)
 
     def _facts(self) -> dict[str, Any]:
         return {"num_heads": len(self.network), "num_layers": self.network.num_layers}

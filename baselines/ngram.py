@@ -71,9 +71,17 @@ class NgramDrafter:
         for row, request, token in zip(rows, requests, first_tokens, strict=True):
             self._texts[row] = _Text([*request.prompt_ids, token], len(request.prompt_ids))
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         """One lookup per row; rows without a match propose nothing."""
-        proposals = [self._lookup(self._texts[row]) for row in rows]
+        most = self.draft_length if limit is None else limit
+        proposals = [self._lookup(self._texts[row])[:most] for row in rows]
         width = max((len(tokens) for tokens in proposals), default=0)
         tokens_BG = torch.zeros((len(rows), width), dtype=torch.int64)
         for i, tokens in enumerate(proposals):

@@ -24,7 +24,7 @@ from dispark.decoding.random import RowGenerators
 from dispark.decoding.sampling import draw, probabilities
 from dispark.decoding.target import TargetModel
 from dispark.drafters.confidence import check_confidence, proxy
-from dispark.types import Draft, Features, Outcome, Request, Sampling
+from dispark.types import Draft, Features, Outcome, Request, Sampling, no_draft
 
 
 class SelfSpeculationDrafter:
@@ -79,17 +79,27 @@ class SelfSpeculationDrafter:
     ) -> None:
         """Nothing to do: the prefill filled the cache."""
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         """Feeds the anchor, which the target has not seen, then every draft but the last; the rows end as they were."""
         target = self._target
         assert target is not None, "bind() comes first"
+        num = self.draft_length if limit is None else limit
+        if num == 0:
+            return no_draft(anchors_B)
         kept = [target.length(row) for row in rows]
         uniform_BG = None if sampling.is_greedy else generators.uniform("draft", self.draft_length)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         confidence: list[Tensor] = []
         newest_B = anchors_B
-        for k in range(self.draft_length):
+        for k in range(num):
             logits_BV, _ = target.forward(rows, newest_B, [1] * len(rows), num_layers=self.num_layers)
             for row in rows:
                 target.commit(row, 1)
@@ -105,7 +115,7 @@ class SelfSpeculationDrafter:
             target.rewind(row, length)
         return Draft(
             torch.stack(tokens, dim=1),
-            [self.draft_length] * len(rows),
+            [num] * len(rows),
             torch.stack(probs, dim=1) if probs else None,
             torch.stack(confidence, dim=1) if confidence else None,
         )

@@ -55,7 +55,14 @@ class SyntheticDrafter:
         """Prefills the oracle."""
         self._oracle.begin(rows, requests, first_tokens, features)
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         """The target's continuation, spoiled by the rates.
 
         Raises:
@@ -65,11 +72,12 @@ class SyntheticDrafter:
             raise ValueError(
                 f"drafter=synthetic with sampling.temperature={sampling.temperature}: it serves temperature 0 only"
             )
-        truth_BG = self._oracle.propose(rows, anchors_B, sampling, generators).tokens_BG
-        rate_G = torch.tensor(self.rates, dtype=torch.float64, device=truth_BG.device)
-        is_spoiled_BG = generators.uniform("corrupt", self.draft_length) >= rate_G
+        truth_BG = self._oracle.propose(rows, anchors_B, sampling, generators, limit).tokens_BG
+        width = truth_BG.shape[1]
+        rate_G = torch.tensor(self.rates[:width], dtype=torch.float64, device=truth_BG.device)
+        is_spoiled_BG = generators.uniform("corrupt", self.draft_length)[:, :width] >= rate_G
         tokens_BG = torch.where(is_spoiled_BG, (truth_BG + 1) % self._vocab_size, truth_BG)
-        return Draft(tokens_BG, [self.draft_length] * len(rows))
+        return Draft(tokens_BG, [width] * len(rows))
 
     def update(self, rows: Sequence[int], outcome: Outcome, features: Features) -> None:
         """Rolls the oracle back to the accepted tokens."""

@@ -49,9 +49,24 @@ class Drafter(Protocol):
     ) -> None:
         """New rows were prefilled and got their first token. `features` cover every prompt token, row after row."""
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
-        """anchors_B: int64 [B] on the device, the last emitted token of each row, which no model has seen yet; the
-        host knows it too, from `begin` and `update`."""
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
+        """Drafts for every row.
+
+        Args:
+            rows: the rows of the round, in the cache's order.
+            anchors_B: int64 [B] on the device, the last emitted token of each row, which no model has seen yet; the
+                host knows it too, from `begin` and `update`.
+            sampling: what q is shaped by.
+            generators: the rows' own random draws.
+            limit: at most so many tokens a row this time, 0 included, and no work for more; None is `draft_length`.
+        """
 
     def update(self, rows: Sequence[int], outcome: Outcome, features: Features) -> None:
         """The round is over; rows that finished are dropped right after."""
@@ -68,6 +83,9 @@ class Scheduler(Protocol):
 
     def bind(self, target: TargetModel) -> None:
         """Called once before a pass; what was learned in an earlier one may be forgotten."""
+
+    def draft_limit(self, load: Load) -> int | None:
+        """How many tokens a row the drafter may propose in the round to come; None is as many as it can."""
 
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """Returns verify_length per row, 0..draft.lengths[i]."""

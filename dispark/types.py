@@ -105,6 +105,11 @@ class Draft:
     parents_BG: Tensor | None = None
 
 
+def no_draft(anchors_B: Tensor) -> Draft:
+    """Nothing for any row: the round is an autoregressive step."""
+    return Draft(anchors_B.new_zeros((len(anchors_B), 0)), [0] * len(anchors_B))
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a verifier decided, still on the device.

@@ -15,6 +15,7 @@ from itertools import product
 
 from dispark.audit.output_law import draft_of, load_of
 from dispark.audit.world import Tokens, World, drafts_after
+from dispark.decoding.draft_check import draft_limit
 from dispark.interfaces import Scheduler
 
 
@@ -59,7 +60,7 @@ def find_anticipation(
                         return Anticipation(row, position, joint[row], other, (chosen[row], changed[row]))
         # One of the drafts is taken as the past of the next round.
         joint = next(iter(lengths))
-        scheduler.choose(draft_of(world, rows, texts, list(joint)), load_of(rows, texts, step))
+        _ask(world, scheduler, rows, texts, list(joint), step)
         texts = [text + tokens[:1] for text, tokens in zip(texts, joint, strict=True)]
     return None
 
@@ -68,7 +69,15 @@ def _choose(
     world: World, scheduler: Scheduler, rows: list[int], texts: list[Tokens], drafts: list[Tokens], step: int
 ) -> list[int]:
     copy: Scheduler = pickle.loads(pickle.dumps(scheduler))
-    return copy.choose(draft_of(world, rows, texts, drafts), load_of(rows, texts, step))
+    return _ask(world, copy, rows, texts, drafts, step)
+
+
+def _ask(
+    world: World, scheduler: Scheduler, rows: list[int], texts: list[Tokens], drafts: list[Tokens], step: int
+) -> list[int]:
+    load = load_of(rows, texts, step)
+    most = draft_limit(scheduler, load, world.draft_length)
+    return scheduler.choose(draft_of(world, rows, texts, [draft[:most] for draft in drafts]), load)
 
 
 def _first_difference(tokens: Tokens, other: Tokens) -> int | None:

@@ -51,6 +51,10 @@ class WithoutStopScheduler(HardwareAwareScheduler):
 
     is_lossless = False
 
+    def draft_limit(self, load: Load) -> int | None:
+        """As many as the drafter can."""
+        return None
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """See `dispark.interfaces.Scheduler`."""
         survival = survival_of(draft, "without_stop")
@@ -67,6 +71,10 @@ class RetrospectiveScheduler:
 
     def bind(self, target: TargetModel) -> None:
         """Needs nothing of the target."""
+
+    def draft_limit(self, load: Load) -> int | None:
+        """As many as the drafter can."""
+        return None
 
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """See `dispark.interfaces.Scheduler`."""

@@ -18,6 +18,7 @@ import torch
 
 from dispark.audit.verifier_law import Case, Law, laws
 from dispark.audit.world import Tokens, World, drafts_after, target_probs
+from dispark.decoding.draft_check import draft_limit
 from dispark.interfaces import Scheduler, Verifier
 from dispark.types import Draft, Load, Outcome
 
@@ -140,13 +141,18 @@ def _round(
     """Every way a round can go: texts after it, the scheduler's state, and the probability."""
     rows = [row for row, text in enumerate(texts) if len(text) < num_tokens]
     heads = [texts[row] for row in rows]
+    load = load_of(rows, heads, step)
+    scheduler: Scheduler = pickle.loads(state)
+    most = draft_limit(scheduler, load, world.draft_length)
+    state = pickle.dumps(scheduler)
     found = []
     for joint in product(*(drafts_after(world, row, text) for row, text in zip(rows, heads, strict=True))):
         drafts, weight = [tokens for tokens, _ in joint], 1.0
         for _, share in joint:
             weight *= share
-        scheduler: Scheduler = pickle.loads(state)
-        lengths = scheduler.choose(draft_of(world, rows, heads, drafts), load_of(rows, heads, step))
+        scheduler = pickle.loads(state)
+        # Whole drafts are enumerated; of a shorter one the tokens behind its end decide nothing.
+        lengths = scheduler.choose(draft_of(world, rows, heads, [draft[:most] for draft in drafts]), load)
         chosen = pickle.dumps(scheduler)
         each = [cases.law(r, t, d, n).items() for r, t, d, n in zip(rows, heads, drafts, lengths, strict=True)]
         for results in product(*each):

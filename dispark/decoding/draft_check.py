@@ -12,15 +12,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dispark.types import Draft, Sampling
+from dispark.interfaces import Scheduler
+from dispark.types import Draft, Load, Sampling
 
 _SUM_TOLERANCE = 1e-3
 
 
+def draft_limit(scheduler: Scheduler, load: Load, draft_length: int) -> int:
+    """How many tokens a row may be drafted this round.
+
+    Raises:
+        ValueError: the scheduler asks for what is no number of tokens.
+    """
+    asked = scheduler.draft_limit(load)
+    if asked is None:
+        return draft_length
+    if not isinstance(asked, int) or asked < 0:
+        name = f"{type(scheduler).__module__}.{type(scheduler).__qualname__}"
+        raise ValueError(f"scheduler {name}: draft_limit: {asked!r}; must be a whole number >= 0, or None")
+    return min(asked, draft_length)
+
+
 def check_draft(
-    draft: Draft, drafter: Any, num_rows: int, vocab_size: int, sampling: Sampling, reads_values: bool = False
+    draft: Draft,
+    drafter: Any,
+    num_rows: int,
+    vocab_size: int,
+    sampling: Sampling,
+    most: int,
+    reads_values: bool = False,
 ) -> None:
-    """Checks shapes and lengths, and with `reads_values` what is in the tensors.
+    """Checks shapes and lengths, and with `reads_values` what is in the tensors; `most` tokens a row were asked for.
 
     Raises:
         ValueError: one line that names the drafter, the field and what is allowed.
@@ -33,9 +55,9 @@ def check_draft(
     lengths, width = draft.lengths, tokens.shape[1]
     if not isinstance(lengths, list) or not all(type(n) is int for n in lengths) or len(lengths) != num_rows:
         raise _error(drafter, "lengths", repr(lengths)[:60], f"a list of {num_rows} whole numbers")
-    limit = min(width, drafter.draft_length)
-    if any(not 0 <= n <= limit for n in lengths):
-        bounds = f"0 to {limit} (draft_length={drafter.draft_length}, {width} tokens a row)"
+    if any(not 0 <= n <= min(width, most) for n in lengths):
+        asked = "" if most == drafter.draft_length else f", limit={most}"
+        bounds = f"0 to {min(width, most)} (draft_length={drafter.draft_length}{asked}, {width} tokens a row)"
         raise _error(drafter, "lengths", str(lengths), bounds)
     if draft.confidence_BG is not None and draft.confidence_BG.shape != tokens.shape:
         raise _error(drafter, "confidence_BG", _shape(draft.confidence_BG), f"float32 {list(tokens.shape)}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from dispark.decoding.cut import Cut
-from dispark.decoding.draft_check import check_draft
+from dispark.decoding.draft_check import check_draft, draft_limit
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.rows import ActiveRow, Trace, outcome_of
 from dispark.decoding.sampling import next_token
@@ -103,9 +103,10 @@ class DecodingLoop:
         generators = RowGenerators([r.request.seed for r in records], [1 + r.num_rounds for r in records], device)
         anchors_B = torch.tensor([r.output_ids[-1] for r in records]).to(device, non_blocking=True)
         load = Load(len(rows), source.num_waiting, len(self._trace.steps), [self.target.length(row) for row in rows])
-        draft = self.drafter.propose(rows, anchors_B, self.sampling, generators)
+        limit = draft_limit(self.scheduler, load, self.drafter.draft_length)
+        draft = self.drafter.propose(rows, anchors_B, self.sampling, generators, limit)
         clock.mark("draft")
-        check_draft(draft, self.drafter, len(rows), self.target.vocab_size, self.sampling, self.reads_drafts)
+        check_draft(draft, self.drafter, len(rows), self.target.vocab_size, self.sampling, limit, self.reads_drafts)
         lengths = self.scheduler.choose(draft, load)
         lengths = [max(0, min(n, self.target.room(row) - 1)) for n, row in zip(lengths, rows, strict=True)]
         clock.mark("schedule")
@@ -125,8 +126,7 @@ class DecodingLoop:
         for a, c in zip(active, cuts, strict=True):
             a.record.num_rounds += 1
             self._emit(a, c, source)
-        seconds = clock.stop()
-        self._trace.log_step("round", active, len(active) + sum(lengths), seconds)
+        self._trace.log_step("round", active, len(active) + sum(lengths), seconds := clock.stop())
         self.scheduler.observe(outcome, lengths, seconds["wall_s"])
 
     def _emit(self, a: ActiveRow, c: Cut, source: RequestSource) -> None:

@@ -63,9 +63,16 @@ class CalibratedDrafter:
         padded = [*given, *[given[-1]] * self.uncalibrated.draft_length][: self.uncalibrated.draft_length]
         self._temperature_G = torch.tensor(padded, dtype=torch.float32, device=target.device)
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         """The drafter's draft with calibrated confidences."""
-        draft = self.uncalibrated.propose(rows, anchors_B, sampling, generators)
+        draft = self.uncalibrated.propose(rows, anchors_B, sampling, generators, limit)
         if draft.confidence_BG is None:
             return draft
         assert self._temperature_G is not None, "bind() comes first"

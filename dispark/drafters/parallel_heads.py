@@ -38,7 +38,7 @@ from dispark.drafters.confidence import check_confidence
 from dispark.drafters.network import place, pop_vocabulary
 from dispark.drafters.sequential_stage import draft_block
 from dispark.drafters.vocabulary import DraftVocabulary
-from dispark.types import Draft, Features, Outcome, Request, Sampling
+from dispark.types import Draft, Features, Outcome, Request, Sampling, no_draft
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class ParallelHeadsDrafter(ABC):
         """
 
     @abstractmethod
-    def _head_logits(self, hidden_BD: Tensor) -> Tensor:
-        """[B, G, V_draft] logits of the first `draft_length` heads."""
+    def _head_logits(self, hidden_BD: Tensor, num_heads: int | None = None) -> Tensor:
+        """[B, G, V_draft] logits of the first heads; None is all that draft."""
 
     @abstractmethod
     def train_logits(self, hidden_MD: Tensor, ends: Any) -> Tensor:
@@ -232,10 +232,20 @@ class ParallelHeadsDrafter(ABC):
         """Keeps the state of each prompt's last token."""
         self._keep(rows, features, [length - 1 for length in features.lengths])
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         """Every head's own distribution, drawn from independently of the others."""
-        base_BGV = self.logits(rows)
-        uniform_BG = None if sampling.is_greedy else generators.uniform("draft", self.draft_length)
+        num = self.draft_length if limit is None else limit
+        if num == 0:
+            return no_draft(anchors_B)
+        base_BGV = self.logits(rows, num)
+        uniform_BG = None if sampling.is_greedy else generators.uniform("draft", self.draft_length)[:, :num]
         block = draft_block(
             base_BGV,
             base_BGV,  # the hidden states, which only sequential heads read
@@ -245,13 +255,14 @@ class ParallelHeadsDrafter(ABC):
             vocabulary=self._vocabulary,
             confidence=self._confidence,
         )
-        return Draft(block.tokens_MG, [self.draft_length] * len(rows), block.probs_MGV, block.confidence_MG)
+        return Draft(block.tokens_MG, [num] * len(rows), block.probs_MGV, block.confidence_MG)
 
     @torch.inference_mode()
-    def logits(self, rows: Sequence[int]) -> Tensor:
-        """[B, G, V_draft] logits of the rows' heads at the position before their anchors."""
+    def logits(self, rows: Sequence[int], num_heads: int | None = None) -> Tensor:
+        """[B, G, V_draft] logits of the rows' first heads at the position before their anchors; None is all that
+        draft."""
         index = torch.tensor(list(rows)).to(self._hidden_RD.device, non_blocking=True)
-        return self._head_logits(self._hidden_RD[index])
+        return self._head_logits(self._hidden_RD[index], num_heads)
 
     def update(self, rows: Sequence[int], outcome: Outcome, features: Features) -> None:
         """Keeps the state of the last accepted draft, or of the anchor where none was."""

@@ -28,7 +28,7 @@ from dispark.drafters.recurrent_network import RecurrentNetwork
 from dispark.drafters.recurrent_parts import RecurrentParts, load_parts, make_parts, save_parts
 from dispark.drafters.sequential_stage import draft_block
 from dispark.drafters.vocabulary import DraftVocabulary
-from dispark.types import Draft, Features, Outcome, Request, Sampling
+from dispark.types import Draft, Features, Outcome, Request, Sampling, no_draft
 
 CHUNK = 1024  # pairs a call at most: a long prompt's mask would outgrow the memory
 
@@ -190,13 +190,23 @@ class RecurrentDrafter:
             self._packed.cache.admit(row)
             self._pending[row] = part, [*request.prompt_ids[1:], first]
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         """Feeds what was emitted since, then one token at a time."""
+        num = self.draft_length if limit is None else limit
+        if num == 0:
+            return no_draft(anchors_B)
         uniform_BG = None if sampling.is_greedy else generators.uniform("draft", self.draft_length)
         hidden_BD = self.extend(rows)
         lengths = [self._packed.cache.length(row) for row in rows]
         token_B, blocks = anchors_B, []
-        for k in range(self.draft_length):
+        for k in range(num):
             if k > 0:
                 hidden_BD = self.step(rows, token_B, hidden_BD)
             block = draft_block(
@@ -214,7 +224,7 @@ class RecurrentDrafter:
             self._packed.cache.set_length(row, length)
         return Draft(
             torch.cat([block.tokens_MG for block in blocks], dim=1),
-            [self.draft_length] * len(rows),
+            [num] * len(rows),
             _joined([block.probs_MGV for block in blocks]),
             _joined([block.confidence_MG for block in blocks]),
         )
@@ -224,7 +234,8 @@ class RecurrentDrafter:
         assert features.hidden_NF is not None
         parts = features.hidden_NF.split(features.lengths)
         for row, part, tokens in zip(rows, parts, outcome.emitted, strict=True):
-            self._pending[row] = part[: len(tokens)], tokens
+            before, fed = self._pending.pop(row, (part[:0], []))  # still there where nothing was drafted
+            self._pending[row] = torch.cat([before, part[: len(tokens)]]), [*fed, *tokens]
 
     def drop(self, rows: Sequence[int]) -> None:
         """Frees the rows."""

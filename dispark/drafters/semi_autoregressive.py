@@ -38,7 +38,7 @@ from dispark.drafters.saving import save_block
 from dispark.drafters.sequential_heads import HEADS, start_head
 from dispark.drafters.sequential_stage import DraftedBlock, draft_block
 from dispark.drafters.vocabulary import DraftVocabulary
-from dispark.types import Draft, Features, Outcome, Request, Sampling
+from dispark.types import Draft, Features, Outcome, Request, Sampling, no_draft
 
 Reader = Callable[[Checkpoint], BlockConfig]
 
@@ -266,26 +266,39 @@ class SemiAutoregressiveDrafter:
             self._packed.cache.admit(row)
         self._append(rows, features)
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         """The two stages in turn."""
-        hidden_BGD, base_BGV = self.parallel_stage(rows, anchors_B)
-        uniform_BG = None if sampling.is_greedy else generators.uniform("draft", self.draft_length)
+        num = self.draft_length if limit is None else limit
+        if num == 0:
+            return no_draft(anchors_B)
+        hidden_BGD, base_BGV = self.parallel_stage(rows, anchors_B, num)
+        uniform_BG = None if sampling.is_greedy else generators.uniform("draft", self.draft_length)[:, :num]
         block = self.sequential_stage(hidden_BGD, base_BGV, anchors_B, sampling, uniform_BG)
         confidence = block.confidence_MG
         if self._confidence == "head":
             logits = self.network.confidence_logits(hidden_BGD, block.previous_MG)
             confidence = None if logits is None else logits.sigmoid()
-        return Draft(block.tokens_MG, [self.draft_length] * len(rows), block.probs_MGV, confidence)
+        return Draft(block.tokens_MG, [num] * len(rows), block.probs_MGV, confidence)
 
-    def parallel_stage(self, rows: Sequence[int], anchors_B: Tensor) -> tuple[Tensor, Tensor]:
-        """([B, G, D] hidden states, [B, G, V_draft] base logits) of the slots that draft."""
+    def parallel_stage(self, rows: Sequence[int], anchors_B: Tensor, limit: int | None = None) -> tuple[Tensor, Tensor]:
+        """([B, G, D] hidden states, [B, G, V_draft] base logits) of the first slots that draft; the block is whole, as
+        in training, whatever the limit."""
         self._absorb()
         size = self.config.block_size
         plan = self._packed.plan(rows, [size] * len(rows), is_causal=False)
         inputs_BTD = self._ends.embed(self.network.block_tokens(anchors_B))
         hidden_ND = self._packed.run(plan, inputs_BTD.flatten(0, 1))
         hidden_BTD = hidden_ND.view(len(rows), size, -1)
-        hidden_BGD = self.network.predicting(hidden_BTD)[:, : self.draft_length].contiguous()
+        hidden_BGD = self.network.predicting(hidden_BTD)[
+            :, : self.draft_length if limit is None else limit
+        ].contiguous()
         return hidden_BGD, self._ends.logits(hidden_BGD)
 
     def sequential_stage(

@@ -45,6 +45,10 @@ class ConfidenceRecorder:
     def bind(self, target: TargetModel) -> None:
         """Needs nothing of the target."""
 
+    def draft_limit(self, load: Load) -> int | None:
+        """As many as the drafter can."""
+        return None
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """All of every draft. Raises ValueError for a draft without confidences."""
         if any(draft.lengths):

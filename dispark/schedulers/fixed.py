@@ -30,6 +30,10 @@ class FixedScheduler:
     def bind(self, target: TargetModel) -> None:
         """Needs nothing of the target."""
 
+    def draft_limit(self, load: Load) -> int | None:
+        """As many as the drafter can."""
+        return None
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """See `dispark.interfaces.Scheduler`."""
         if self.max_verify_length is None:

@@ -38,6 +38,10 @@ class HardwareAwareScheduler:
         """Reads the profile. Raises ValueError if there is none, or one of another target or other hardware."""
         self._costs.bind(target)
 
+    def draft_limit(self, load: Load) -> int | None:
+        """As many as the drafter can."""
+        return None
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """See `dispark.interfaces.Scheduler`."""
         survival = survival_of(draft, "hardware_aware")

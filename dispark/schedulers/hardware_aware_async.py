@@ -35,6 +35,10 @@ class HardwareAwareAsyncScheduler:
         self._costs.bind(target)
         self._budgets.clear()
 
+    def draft_limit(self, load: Load) -> int | None:
+        """As many as the drafter can."""
+        return None
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """See `dispark.interfaces.Scheduler`."""
         survival = survival_of(draft, "hardware_aware_async")

@@ -25,6 +25,10 @@ class ThresholdScheduler:
     def bind(self, target: TargetModel) -> None:
         """Needs nothing of the target."""
 
+    def draft_limit(self, load: Load) -> int | None:
+        """As many as the drafter can."""
+        return None
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """The number of leading drafts at or above the threshold, per row.
 

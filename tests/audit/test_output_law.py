@@ -43,6 +43,9 @@ class Remembering:
     def bind(self, target: Any) -> None:
         self._last = 1
 
+    def draft_limit(self, load: Load) -> int | None:
+        return None
+
     def choose(self, draft: Draft, load: Load) -> list[int]:
         return [min(self._last, n) for n in draft.lengths]
 

@@ -7,7 +7,6 @@ here in float64. A drafter that reports another q than it samples from has to fa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import permutations, product
@@ -18,10 +17,8 @@ import pytest
 import torch
 from conformance.toolbox import DRAFTERS, GREEDY_ONLY, decode_all, make_drafter, make_request, open_tiny, outputs_of
 from scipy import stats
-from torch import Tensor
 
 from baselines.draft_model import DraftModelDrafter
-from dispark.decoding.random import RowGenerators
 from dispark.decoding.target import TargetModel
 from dispark.interfaces import Drafter
 from dispark.types import Draft, Sampling
@@ -131,8 +128,8 @@ def test_texts_follow_the_target_s_law(name: str, how: str) -> None:
 class Liar(DraftModelDrafter):
     """Samples from its model's q and reports the q of another temperature."""
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
-        draft = super().propose(rows, anchors_B, sampling, generators)
+    def propose(self, *arguments: Any) -> Draft:
+        draft = super().propose(*arguments)
         assert draft.probs_BGV is not None
         warmer = draft.probs_BGV.sqrt()
         return replace(draft, probs_BGV=warmer / warmer.sum(-1, keepdim=True))

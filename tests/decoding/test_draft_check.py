@@ -11,8 +11,8 @@ import torch
 from conformance.toolbox import decode_all, make_drafter, make_requests, open_tiny
 from torch import Tensor
 
-from dispark.decoding.draft_check import check_draft
-from dispark.types import Draft, Sampling
+from dispark.decoding.draft_check import check_draft, draft_limit
+from dispark.types import Draft, Load, Sampling
 
 B, G, V = 2, 3, 5
 
@@ -29,7 +29,8 @@ def good(**changes: Any) -> Draft:
 
 
 def check(draft: Any, drafter: Any = None, temperature: float = 1.0) -> None:
-    check_draft(draft, drafter or Sampled(), B, V, Sampling(temperature), reads_values=True)
+    drafter = drafter or Sampled()
+    check_draft(draft, drafter, B, V, Sampling(temperature), drafter.draft_length, reads_values=True)
 
 
 def law(*entries: float) -> Tensor:
@@ -102,3 +103,34 @@ def test_the_loop_checks_every_round() -> None:
     drafter.propose = one_too_many
     with pytest.raises(ValueError, match=r"lengths: \[5\]; must be 0 to 4"):
         decode_all(open_tiny(), drafter, make_requests([[1, 2, 3]]))
+
+
+class Asks:
+    """Stands for a scheduler that limits drafts."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def draft_limit(self, load: Load) -> Any:
+        return self.answer
+
+
+def test_a_longer_draft_than_was_asked_for_is_refused() -> None:
+    check_draft(good(lengths=[2, 1]), Sampled(), B, V, Sampling(1.0), 2)
+    with pytest.raises(
+        ValueError, match=r"lengths: \[3, 1\]; must be 0 to 2 \(draft_length=3, limit=2, 3 tokens a row"
+    ):
+        check_draft(good(), Sampled(), B, V, Sampling(1.0), 2)
+
+
+@pytest.mark.parametrize(("answer", "limit"), [(None, 3), (0, 0), (2, 2), (9, 3)])
+def test_limits_of_schedulers(answer: Any, limit: int) -> None:
+    scheduler: Any = Asks(answer)
+    assert draft_limit(scheduler, Load(1, 0, 0, [1]), 3) == limit
+
+
+@pytest.mark.parametrize("answer", [-1, 1.5, "2"])
+def test_what_is_no_limit(answer: Any) -> None:
+    scheduler: Any = Asks(answer)
+    with pytest.raises(ValueError, match=r"scheduler .*\.Asks: draft_limit: .*; must be a whole number >= 0, or None"):
+        draft_limit(scheduler, Load(1, 0, 0, [1]), 3)

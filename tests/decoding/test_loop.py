@@ -101,13 +101,20 @@ class Spy:
         self._keep(rows, features, features.lengths)
         self.inner.begin(rows, requests, first_tokens, features)
 
-    def propose(self, rows: Sequence[int], anchors_B: Tensor, sampling: Sampling, generators: RowGenerators) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[int],
+        anchors_B: Tensor,
+        sampling: Sampling,
+        generators: RowGenerators,
+        limit: int | None = None,
+    ) -> Draft:
         assert sorted(rows) == sorted(self.texts)
         # In the cache's own order: rows that lie side by side share a segment.
         assert list(rows) == self.target.cache.rows
         assert not self.ended
         assert anchors_B.tolist() == [self.texts[row][-1] for row in rows]
-        draft: Draft = self.inner.propose(rows, anchors_B, sampling, generators)
+        draft: Draft = self.inner.propose(rows, anchors_B, sampling, generators, limit)
         self.rows, self.draft = list(rows), draft
         return draft
 
@@ -170,6 +177,9 @@ class Whim:
 
     def bind(self, target: Any) -> None:
         self.bound = target
+
+    def draft_limit(self, load: Load) -> int | None:
+        return None
 
     def choose(self, draft: Draft, load: Load) -> list[int]:
         self.loads.append(load)
