@@ -22,6 +22,7 @@ from dispark.types import (
     Request,
     RequestRecord,
     Sampling,
+    TelemetryReading,
     Verdict,
 )
 
@@ -151,6 +152,17 @@ class EnergyMeter(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> EnergyReading: ...
+
+
+@runtime_checkable
+class Telemetry(Protocol):
+    """The state of the device, sampled off the decoding path."""
+
+    def bind(self, device: torch.device | str) -> None:
+        """Starts sampling; may be called again."""
+
+    def latest(self) -> TelemetryReading:
+        """The newest sample; never waits for one."""
 
 
 @runtime_checkable

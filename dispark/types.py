@@ -151,12 +151,38 @@ class Features:
 
 @dataclass(frozen=True)
 class Load:
-    """What a scheduler may know about the system when it chooses verify lengths."""
+    """What a scheduler may know about the system before a round.
+
+    Args:
+        num_rows: rows of the round.
+        num_waiting: requests that could be admitted if there were room.
+        step: number of the loop's step in its pass.
+        context_lengths: tokens that each row holds.
+        request_ids: of the rows, in their order.
+        kv_share: share of the cache's room that is taken, or None where it has no bound.
+    """
 
     num_rows: int
     num_waiting: int
     step: int
     context_lengths: list[int]
+    request_ids: list[str] = field(default_factory=list)
+    kv_share: float | None = None
+
+
+@dataclass(frozen=True)
+class TelemetryReading:
+    """The state of the device a moment ago; None is what can't be read.
+
+    Args:
+        utilisation: share of time in which the device worked; on a CPU, share of the cores' time that the process used.
+        memory_share: memory in use over all there is.
+        pcie_bytes_per_s: traffic between host and device, both ways.
+    """
+
+    utilisation: float | None = None
+    memory_share: float | None = None
+    pcie_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from dispark.decoding.sampling import next_token
 from dispark.decoding.target import TargetModel
 from dispark.interfaces import Drafter, RequestSource, Scheduler, Verifier
 from dispark.measure.timing import PhaseClock
-from dispark.types import Load, Sampling, Verdict
+from dispark.types import Sampling, Verdict
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class DecodingLoop:
         rows, records = [a.row for a in active], [a.record for a in active]
         generators = RowGenerators([r.request.seed for r in records], [1 + r.num_rounds for r in records], device)
         anchors_B = torch.tensor([r.output_ids[-1] for r in records]).to(device, non_blocking=True)
-        load = Load(len(rows), source.num_waiting, len(self._trace.steps), [self.target.length(row) for row in rows])
+        load = self._trace.load(active, source.num_waiting, self.target.length, self.batch_size * self.num_slots)
         limit = draft_limit(self.scheduler, load, self.drafter.draft_length)
         draft = self.drafter.propose(rows, anchors_B, self.sampling, generators, limit)
         clock.mark("draft")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dispark.decoding.cut import Cut, StopStrings, cut
-from dispark.types import FinishReason, Outcome, Request, RequestRecord
+from dispark.types import FinishReason, Load, Outcome, Request, RequestRecord
 
 
 @dataclass(eq=False)
@@ -80,6 +80,14 @@ class Trace:
     rounds: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     records: list[RequestRecord] = field(default_factory=list)
+
+    def load(
+        self, active: Sequence[ActiveRow], num_waiting: int, length_of: Callable[[int], int], capacity: int
+    ) -> Load:
+        """What a scheduler may know before a round of these rows; `capacity` is the cache's room in tokens."""
+        lengths = [length_of(a.row) for a in active]
+        names = [a.record.request.request_id for a in active]
+        return Load(len(active), num_waiting, len(self.steps), lengths, names, sum(lengths) / capacity)
 
     def log_rounds(
         self,

@@ -23,6 +23,7 @@ from dispark.measure.sensors import SensorError, Ticker
 POWER_INSTANT_FIELD = 186  # NVML_FI_DEV_POWER_INSTANT, milliwatts
 UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 CLOCK_SM, CLOCK_MEMORY, TEMPERATURE_GPU = 1, 2, 0
+PCIE_TX, PCIE_RX = 0, 1
 THROTTLE_BITS = {
     0x1: "gpu_idle",
     0x2: "applications_clocks",
@@ -75,6 +76,19 @@ class Board:
 
     def average_power_w(self) -> float:
         return int(self._call("nvmlDeviceGetPowerUsage")) / 1e3
+
+    def utilisation(self) -> float:
+        """Share of the last sampling period in which a kernel ran, 0 to 1."""
+        return int(self._call("nvmlDeviceGetUtilizationRates").gpu) / 100
+
+    def memory_share(self) -> float:
+        """Memory in use over all of the board's, 0 to 1."""
+        memory = self._call("nvmlDeviceGetMemoryInfo")
+        return int(memory.used) / int(memory.total)
+
+    def pcie_bytes_per_s(self) -> float:
+        """Sent and received, over the driver's own window of some 20 ms, in which this call waits."""
+        return 1e3 * sum(int(self._call("nvmlDeviceGetPcieThroughput", counter)) for counter in (PCIE_TX, PCIE_RX))
 
     def throttle_reasons(self) -> list[str]:
         try:

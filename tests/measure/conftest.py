@@ -87,6 +87,15 @@ class Nvml:
         value = SimpleNamespace(uiVal=int(self.power_w * 1000))
         return [SimpleNamespace(nvmlReturn=0 if self.has_instant_power else 3, valueType=1, value=value)]
 
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(gpu=75, memory=40)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(total=80 * 2**30, used=20 * 2**30, free=60 * 2**30)
+
+    def nvmlDeviceGetPcieThroughput(self, handle: int, counter: int) -> int:  # noqa: N802
+        return {0: 1_000, 1: 2_500}[counter]
+
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
         return [SimpleNamespace(pid=pid) for pid in self.pids]
 
