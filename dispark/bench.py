@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from dispark.config import build, choices, resolve, slug, sweep_name
 from dispark.decoding.loop import DecodingLoop
 from dispark.decoding.rows import Trace
 from dispark.decoding.target import TargetModel
-from dispark.drafters.calibrated import CalibratedDrafter
+from dispark.drafters.calibrated import CalibratedDrafter, calibration_path
 from dispark.interfaces import Drafter, EnergyMeter, Scheduler, TaskSuite, Tracker, Verifier
 from dispark.measure import degeneracy, energy, memory, provenance
 from dispark.measure.losslessness import greedy_verdicts, sampling_verdict
@@ -39,7 +39,6 @@ from dispark.runs.compare import compare_arms, render
 from dispark.runs.identity import content_hashes, is_own
 from dispark.runs.loaded import LoadedRun
 from dispark.runs.store import RunStore, StoredRun, run_key
-from dispark.schedulers import calibration_file
 from dispark.targets.model import wrap
 from dispark.targets.spec import LoadedTarget, load
 from dispark.tasks.conversation import (
@@ -72,7 +71,7 @@ def run_bench(cfg: DictConfig) -> dict[str, Any]:
         ValueError: a setting is refused, in one line.
     """
     plain = resolve(cfg)
-    plain["calibration"] = calibration_path(plain)
+    plain["calibration"] = calibration_path(plain["drafter"], plain["calibration"])
     contents = content_hashes(plain)
     store = RunStore(plain["paths"]["runs"], run_key(plain, contents), slug(plain))
     with store.attempt(plain, overwrite=cfg.overwrite) as has_work:
@@ -81,20 +80,6 @@ def run_bench(cfg: DictConfig) -> dict[str, Any]:
             print(render(compare_arms(run), "text"), flush=True)
             return headline(run)
     return headline(LoadedRun(store.read()))
-
-
-def calibration_path(plain: Mapping[str, Any]) -> str | None:
-    """The file that the key `calibration` names.
-
-    Raises:
-        ValueError: "checkpoint", where the drafter has no folder that could hold one.
-    """
-    if plain["calibration"] != "checkpoint":
-        return plain["calibration"]
-    folder = plain["drafter"].get("checkpoint")
-    if folder is None or not (Path(folder) / "config.json").is_file():
-        raise ValueError(f"calibration=checkpoint: drafter.checkpoint={folder} is no folder; give calibration=FILE")
-    return str(Path(folder) / calibration_file.NAME)
 
 
 def headline(run: LoadedRun) -> dict[str, Any]:

@@ -102,6 +102,13 @@ def _calibrate(cfg: DictConfig) -> dict[str, Any]:
     return run_calibrate(cfg)
 
 
+def _serve(cfg: DictConfig) -> dict[str, Any]:
+    check_top_level(cfg, "serve")
+    from dispark.serving.serve import run_serve
+
+    return run_serve(cfg)
+
+
 def _audit(cfg: DictConfig) -> dict[str, Any]:
     plain = check_top_level(cfg, "audit")
     from dispark.audit.command import run_audit
@@ -114,6 +121,7 @@ COMMANDS = {
     command.name: command
     for command in (
         Command("bench", _bench, "measure a drafter against autoregressive decoding, in one loop"),
+        Command("serve", _serve, "measure drafters and schedulers under load, with requests that come and go"),
         Command("audit", _audit, "prove by enumeration which schedulers and verifiers keep the target's law"),
         Command("calibrate", _calibrate, "fit the temperatures that make a drafter's confidences true"),
         Command("profile", _profile, "measure what a step of the target costs here, for load-aware schedulers"),

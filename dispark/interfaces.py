@@ -130,9 +130,12 @@ class RequestSource(Protocol):
     """Feeds the loop. Admission asks `next`; a finished request may lead to another (a second turn)."""
 
     def next(self) -> Request | None:
-        """The next request that is ready now, or None."""
+        """The next request that is ready now, or None; may wait for one while nothing is being decoded."""
 
     def finish(self, record: RequestRecord) -> None: ...
+
+    def is_cancelled(self, record: RequestRecord) -> bool:
+        """Whether a request in decoding, as far as it has come, is to end here; asked after every round."""
 
     @property
     def num_waiting(self) -> int: ...

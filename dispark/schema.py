@@ -115,6 +115,36 @@ class CalibrateConfig:
 
 
 @dataclass
+class ServeConfig:
+    """Top level of `dispark serve`; what each key means stands above it in conf/serve.yaml."""
+
+    target: Any = MISSING
+    verifier: Any = MISSING
+    sampling: Any = MISSING
+    task: Any = MISSING
+    arrivals: Any = MISSING
+    meter: Any = MISSING
+    paths: Any = MISSING
+    arms: dict[str, Any] = MISSING
+    checkpoint: str | None = None
+    out: str = MISSING
+    seed: int = 0
+    num_requests: int | None = None
+    max_new_tokens: int = 64
+    min_new_tokens: int | None = None
+    max_rows: int = 16
+    kv_blocks: int | None = None
+    block_tokens: int = 16
+    cancel_share: float = 0.0
+    cycles: int = 1
+    warmup: int = 2
+    baseline: str | None = None
+    sla: dict[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    overwrite: bool = False
+
+
+@dataclass
 class AuditConfig:
     """Top level of `dispark audit`; what each key means stands above it in conf/audit.yaml."""
 
@@ -186,6 +216,7 @@ SCHEMAS: dict[str, type] = {
     "figures": FiguresConfig,
     "profile": ProfileConfig,
     "calibrate": CalibrateConfig,
+    "serve": ServeConfig,
     "audit": AuditConfig,
     "data": DataConfig,
     "train": TrainConfig,

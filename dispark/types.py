@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-FinishReason = Literal["stop", "stop_string", "length", "context"]
+FinishReason = Literal["stop", "stop_string", "length", "context", "cancelled"]
 MIN_TEMPERATURE = 1e-6
 
 
@@ -220,7 +220,8 @@ class EnergyReading:
 @dataclass
 class RequestRecord:
     """Everything the loop measured about one request. Seconds are host wall clock; `*_s` shares of a step that served
-    several rows are the step's time divided by its rows, so they add up to the wall time of the pass."""
+    several rows are the step's time divided by its rows, so they add up to the wall time of the pass.
+    `prefill_step` is the number of the step that gave the first token."""
 
     request: Request
     output_ids: list[int] = field(default_factory=list)
@@ -231,6 +232,7 @@ class RequestRecord:
     decode_s: float = 0.0
     ttft_s: float | None = None
     latency_s: float | None = None
+    prefill_step: int | None = None
 
 
 def check_device_name(device: str) -> None:

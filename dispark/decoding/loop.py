@@ -19,10 +19,11 @@ from dispark.decoding.draft_check import check_draft, draft_limit
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.rows import ActiveRow, Trace, outcome_of
 from dispark.decoding.sampling import next_token
+from dispark.decoding.sync import to_host
 from dispark.decoding.target import TargetModel
 from dispark.interfaces import Drafter, RequestSource, Scheduler, Verifier
 from dispark.measure.timing import PhaseClock
-from dispark.types import Sampling, Verdict
+from dispark.types import Sampling
 
 
 @dataclass(eq=False)
@@ -34,6 +35,7 @@ class DecodingLoop:
         batch_size: rows decoded at once at most.
         num_slots: cache slots per row; a request's prompt, its output and a draft have to fit.
         max_context: tokens of prompt and output together, where that is less than the model and the slots allow.
+        kv_budget: tokens that all rows may hold together, as schedulers are told; None is all slots.
         reads_drafts: check the values of every draft, not only its shapes; waits for the device once more a round.
     """
 
@@ -46,12 +48,14 @@ class DecodingLoop:
     batch_size: int
     num_slots: int
     max_context: int | None = None
+    kv_budget: int | None = None
     reads_drafts: bool = False
 
     def __post_init__(self) -> None:
         self.verifier.check(self.sampling, self.drafter.proposal)
         limits = [self.target.max_context, self.num_slots - self.drafter.draft_length - 1]
         self._max_context = min(limits if self.max_context is None else [*limits, self.max_context])
+        self._capacity = self.kv_budget or self.batch_size * self.num_slots
         self._clock = PhaseClock(self.target.device)
 
     @torch.inference_mode()
@@ -102,7 +106,7 @@ class DecodingLoop:
         rows, records = [a.row for a in active], [a.record for a in active]
         generators = RowGenerators([r.request.seed for r in records], [1 + r.num_rounds for r in records], device)
         anchors_B = torch.tensor([r.output_ids[-1] for r in records]).to(device, non_blocking=True)
-        load = self._trace.load(active, source.num_waiting, self.target.length, self.batch_size * self.num_slots)
+        load = self._trace.load(active, source.num_waiting, self.target.length, self._capacity)
         limit = draft_limit(self.scheduler, load, self.drafter.draft_length)
         draft = self.drafter.propose(rows, anchors_B, self.sampling, generators, limit)
         clock.mark("draft")
@@ -132,19 +136,14 @@ class DecodingLoop:
     def _emit(self, a: ActiveRow, c: Cut, source: RequestSource) -> None:
         """Appends what was emitted; a finished row is freed and its record handed on."""
         a.record.output_ids += c.tokens
-        if c.finish is None:
+        finish = "cancelled" if c.finish is None and source.is_cancelled(a.record) else c.finish
+        if finish is None:
             return
         self.target.drop(a.row)
         self.drafter.drop([a.row])
         # The cache moves its last row into the hole; keeping the same order keeps packed views in one piece.
         self._active[self._active.index(a)] = self._active[-1]
         self._active.pop()
-        record = a.close(c.finish, self.decode(a.record.output_ids))
+        record = a.close(finish, self.decode(a.record.output_ids))
         self._trace.records.append(record)
         source.finish(record)
-
-
-def to_host(verdict: Verdict) -> list[tuple[list[int], int]]:
-    """The round's one device sync: per row its accepted drafts with the next token, and how many were accepted."""
-    both = torch.cat([verdict.num_accepted_B.unsqueeze(1), verdict.tokens_BT], dim=1).tolist()
-    return [(row[1 : row[0] + 2], row[0]) for row in both]

@@ -129,6 +129,9 @@ class Trace:
         for a in active:
             key = "prefill_s" if kind == "prefill" else "decode_s"
             setattr(a.record, key, getattr(a.record, key) + seconds["wall_s"] / len(active))
+            if kind == "prefill":
+                a.record.prefill_step = len(self.steps)
+        seconds |= {"end_s": time.perf_counter()}
         seconds |= {"step": len(self.steps), "kind": kind, "num_rows": len(active), "num_tokens": num_tokens}
         self.steps.append(seconds)
 

@@ -5,7 +5,7 @@ It does not know what the confidences are used for, nor how temperatures were fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,24 @@ from dispark.schedulers import calibration_file
 from dispark.types import Draft, Sampling
 
 _EPSILON = 1e-6  # as in schedulers/calibration.py: a logit has no end at 0 and 1
+
+
+def calibration_path(drafter: Mapping[str, Any], value: str | None) -> str | None:
+    """The file that a key `calibration` names.
+
+    Args:
+        drafter: resolved settings of the drafter.
+        value: a path, "checkpoint" for the file beside the drafter's checkpoint, or None.
+
+    Raises:
+        ValueError: "checkpoint", where the drafter has no folder that could hold one.
+    """
+    if value != "checkpoint":
+        return value
+    folder = drafter.get("checkpoint")
+    if folder is None or not (Path(folder) / "config.json").is_file():
+        raise ValueError(f"calibration=checkpoint: drafter.checkpoint={folder} is no folder; give calibration=FILE")
+    return str(Path(folder) / calibration_file.NAME)
 
 
 class CalibratedDrafter:

@@ -181,6 +181,10 @@ class ConversationSource:
         """What `render_fingerprint` takes, in the order of the prompts, whatever the order of serving."""
         return [(self._first_ids[prompt_id], prompt.turns[1:]) for prompt_id, prompt in self._by_id.items()]
 
+    def is_cancelled(self, record: RequestRecord) -> bool:
+        """Never."""
+        return False
+
     @property
     def num_waiting(self) -> int:
         """Requests that `next` could hand out now; turns that wait for an answer are not among them."""

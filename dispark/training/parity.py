@@ -63,6 +63,10 @@ class _Prompts:
         ]
         self.outputs: dict[str, list[int]] = {}
 
+    def is_cancelled(self, record: RequestRecord) -> bool:
+        """Never."""
+        return False
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)

@@ -74,6 +74,10 @@ class SynthesisSource:
         self.left_out: Counter[str] = Counter()
         self.num_tokens = 0
 
+    def is_cancelled(self, record: RequestRecord) -> bool:
+        """Never."""
+        return False
+
     @property
     def num_waiting(self) -> int:
         return len(self._seeds) + len(self._ready)

@@ -169,6 +169,10 @@ class ListSource:
         if self._follow_up is not None and (more := self._follow_up(record)) is not None:
             self.waiting.append(more)
 
+    def is_cancelled(self, record: RequestRecord) -> bool:
+        """Never."""
+        return False
+
     @property
     def num_waiting(self) -> int:
         return len(self.waiting)

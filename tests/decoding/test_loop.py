@@ -29,12 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from baselines.autoregressive import AutoregressiveDrafter
 from baselines.draft_model import DraftModelDrafter
 from baselines.ngram import NgramDrafter
-from dispark.decoding.loop import to_host
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.sampling import next_token
 from dispark.decoding.target import FINAL, TargetModel
 from dispark.measure.timing import PHASES
-from dispark.types import Draft, Features, Load, Outcome, Request, RequestRecord, Sampling, Verdict
+from dispark.types import Draft, Features, Load, Outcome, Request, RequestRecord, Sampling
 from dispark.verifiers.greedy import GreedyVerifier
 
 NAMES = ("tiny", "tiny_qwen3", "tiny_gemma3", "tiny_gemma4")
@@ -65,12 +64,6 @@ def test_autoregressive_decoding_is_the_stock_model_s(name: str, sampling: Sampl
     found = outputs_of(decode_all(target, AutoregressiveDrafter(), requests, sampling, batch_size=3))
     for request in requests:
         assert found[request.request_id] == stock_continuation(target, request, sampling)
-
-
-def test_to_host_splits_a_verdict() -> None:
-    tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 3]])
-    results = to_host(Verdict(tokens, torch.tensor([3, 0, 1])))
-    assert results == [([1, 2, 3, 4], 3), ([5], 0), ([9, 1], 1)]
 
 
 class Spy:

@@ -55,6 +55,10 @@ class Source:
     def finish(self, record: RequestRecord) -> None:
         """Nothing follows."""
 
+    def is_cancelled(self, record: RequestRecord) -> bool:
+        """Never."""
+        return False
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
