@@ -83,7 +83,9 @@ class ProfileConfig:
     """Top level of `dispark profile`; what each key means stands above it in conf/profile.yaml."""
 
     target: Any = MISSING
+    drafter: Any = MISSING
     paths: Any = MISSING
+    checkpoint: str | None = None
     rows: list[int] = MISSING
     tokens: list[int] = MISSING
     context: int = 256

@@ -2,7 +2,8 @@
 
 Steps were measured for some numbers of rows, with equally many tokens in each row. Between two numbers of rows the time
 is interpolated at the same tokens a row, beyond the most it goes on with the last slope; for one number of rows that
-makes the table by tokens that schedulers ask.
+makes the table by tokens that schedulers ask. Drafting is kept likewise, by rows and by tokens drafted in each, for
+every drafter that was profiled, and prefilling by tokens; simulations ask for those.
 
 It knows neither how to measure (profiling.py) nor what the costs are used for.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +23,25 @@ from dispark.measure import provenance
 from dispark.runs.files import dumps, write_text
 from dispark.schedulers.step_cost import StepCost
 
-_VERSION = 1
+_VERSION = 2
+Samples = tuple[tuple[tuple[float, ...], ...], ...]
 
 
 @dataclass(frozen=True)
-class Profile:
-    """Measured times.
+class Table:
+    """Times by rows and by tokens in each of them.
 
     Args:
-        identity: what they hold for, see `identity_of`.
-        context: tokens that each row held.
-        rows, tokens: ascending numbers of rows, and of tokens in each of them.
+        rows, tokens: ascending.
         samples_s: [rows][tokens][repeats] seconds.
 
     Raises:
         ValueError: numbers that aren't ascending, or samples that don't fit them.
     """
 
-    identity: Mapping[str, Any]
-    context: int
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
-    samples_s: tuple[tuple[tuple[float, ...], ...], ...]
+    samples_s: Samples
 
     def __post_init__(self) -> None:
         for key, values in (("rows", self.rows), ("tokens", self.tokens)):
@@ -55,11 +53,43 @@ class Profile:
             )
 
     def cost(self, num_rows: int) -> StepCost:
-        """Seconds by tokens for so many rows."""
+        """Median seconds by tokens in all for so many rows."""
         table_RT = np.array([[float(np.median(cell)) for cell in row] for row in self.samples_s])
         by_rows = [StepCost(self.rows, tuple(column)) for column in table_RT.T]
         seconds = tuple(float(each.seconds_at(num_rows)) for each in by_rows)
         return StepCost(tuple(num_rows * num for num in self.tokens), seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"rows": list(self.rows), "tokens": list(self.tokens), "samples_s": self.samples_s}
+
+    @staticmethod
+    def of(plain: Mapping[str, Any]) -> Table:
+        """What `as_dict` made."""
+        samples = tuple(tuple(tuple(map(float, cell)) for cell in row) for row in plain["samples_s"])
+        return Table(tuple(plain["rows"]), tuple(plain["tokens"]), samples)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured times of one target.
+
+    Args:
+        identity: what they hold for, see `identity_of`.
+        context: tokens that each row held.
+        verify: of the target's steps.
+        prefill: seconds of a prompt by its tokens, one row; empty where it wasn't measured.
+        drafts: by drafter, of drafting so many tokens in each row and taking in what one round gave.
+    """
+
+    identity: Mapping[str, Any]
+    context: int
+    verify: Table
+    prefill: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    drafts: Mapping[str, Table] = field(default_factory=dict)
+
+    def cost(self, num_rows: int) -> StepCost:
+        """Seconds of a step by its tokens for so many rows."""
+        return self.verify.cost(num_rows)
 
     def check(self, target: TargetModel, key: str) -> None:
         """Raises ValueError, naming the key, if the times were measured for another target or on other hardware."""
@@ -75,7 +105,8 @@ class Profile:
     def save(self, path: Path) -> None:
         """Writes the file, its folder with it."""
         plain = {"version": _VERSION, "identity": dict(self.identity), "context": self.context}
-        plain |= {"rows": list(self.rows), "tokens": list(self.tokens), "samples_s": self.samples_s}
+        plain |= {"verify": self.verify.as_dict(), "prefill": self.prefill}
+        plain |= {"drafts": {name: table.as_dict() for name, table in self.drafts.items()}}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, dumps(plain, indent=1) + "\n")
 
@@ -95,11 +126,10 @@ class Profile:
         try:
             if plain["version"] != _VERSION:
                 raise ValueError(f"version {plain['version']}")
-            samples = tuple(tuple(tuple(map(float, cell)) for cell in row) for row in plain["samples_s"])
-            return Profile(
-                plain["identity"], int(plain["context"]), tuple(plain["rows"]), tuple(plain["tokens"]), samples
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            prefill = {int(num): tuple(map(float, samples)) for num, samples in plain["prefill"].items()}
+            drafts = {name: Table.of(table) for name, table in plain["drafts"].items()}
+            return Profile(plain["identity"], int(plain["context"]), Table.of(plain["verify"]), prefill, drafts)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{key}: is not a profile of dispark ({error!r})") from error
 
 

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from conformance.toolbox import open_tiny
 
-from dispark.schedulers.profile import Profile, StepCosts, identity_of
+from dispark.schedulers.profile import Profile, StepCosts, Table, identity_of
 from dispark.schedulers.step_cost import StepCost
 
 # 1 and 4 rows, 1 and 2 tokens each; medians 1.0, 1.5 and 4.0, 6.0.
 SAMPLES = (((1.0, 9.0, 0.5), (1.5,)), ((4.0,), (6.0,)))
+TABLE = Table((1, 4), (1, 2), SAMPLES)
 
 
 def profile_of(**identity: Any) -> Profile:
-    return Profile(identity, 16, (1, 4), (1, 2), SAMPLES)
+    return Profile(identity, 16, TABLE)
 
 
 def test_costs_of_rows_that_were_and_were_not_measured() -> None:
@@ -29,7 +30,8 @@ def test_costs_of_rows_that_were_and_were_not_measured() -> None:
 
 
 def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
-    profile = Profile(identity_of(open_tiny()), 16, (1, 4), (1, 2), SAMPLES)
+    drafts = {"a": TABLE, "b": Table((1,), (1, 2, 3), (((0.1,), (0.2,), (0.3,)),))}
+    profile = Profile(identity_of(open_tiny()), 16, TABLE, {8: (0.5, 0.6)}, drafts)
     profile.save(tmp_path / "deep" / "p.json")
     found = Profile.load(tmp_path / "deep" / "p.json", "k")
     assert found == profile
@@ -67,12 +69,12 @@ def test_files_that_are_no_profile(tmp_path: Path, text: str, words: str) -> Non
 )
 def test_tables_that_make_no_sense(rows: tuple[int, ...], tokens: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Profile({}, 16, rows, tokens, SAMPLES)
+        Table(rows, tokens, SAMPLES)
 
 
 def test_costs_come_from_a_file_or_a_table(tmp_path: Path) -> None:
     target, path = open_tiny(), tmp_path / "p.json"
-    Profile(identity_of(target), 16, (1, 4), (1, 2), SAMPLES).save(path)
+    Profile(identity_of(target), 16, TABLE).save(path)
     costs = StepCosts(str(path))
     costs.bind(target)
     assert costs.of(2) == StepCost((2, 4), (2.0, 3.0))

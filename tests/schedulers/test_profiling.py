@@ -6,20 +6,41 @@ import json
 from pathlib import Path
 
 import pytest
-from conformance.toolbox import open_tiny
+from conformance.toolbox import make_drafter, open_tiny
 
 from dispark.cli import main
 from dispark.schedulers.profile import Profile
-from dispark.schedulers.profiling import measure
+from dispark.schedulers.profiling import measure, measure_drafts
 
 pytestmark = pytest.mark.usefixtures("clean_logging")
 
 
 def test_every_kind_of_step_is_timed() -> None:
     profile = measure(open_tiny(), (1, 3), (1, 2, 4), context=8, repeats=2)
-    assert [[len(cell) for cell in row] for row in profile.samples_s] == [[2, 2, 2]] * 2
-    assert all(second > 0 for row in profile.samples_s for cell in row for second in cell)
+    samples = profile.verify.samples_s
+    assert [[len(cell) for cell in row] for row in samples] == [[2, 2, 2]] * 2
+    assert all(second > 0 for row in samples for cell in row for second in cell)
+    assert {len(each) for each in profile.prefill.values()} == {2}
+    assert list(profile.prefill) == [16, 64, 256]
     assert profile.cost(2).num_tokens == (2, 4, 8)
+
+
+@pytest.mark.parametrize("name", ["dispark", "eagle3", "medusa", "draft_model", "ngram"])
+def test_drafts_are_timed_by_rows_and_length(name: str) -> None:
+    drafter = make_drafter(name, "tiny", draft_length=3)
+    table = measure_drafts(open_tiny(), drafter, (1, 3), context=8, repeats=2)
+    assert (table.rows, table.tokens) == ((1, 3), (1, 2, 3))
+    assert all(len(cell) == 2 and min(cell) > 0 for row in table.samples_s for cell in row)
+
+
+def test_one_file_holds_several_drafters(tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+    words = ["profile", "target=tiny", "rows=[1,2]", "tokens=[1,2]", "context=8", "repeats=1", f"out={out}"]
+    for name in ("dispark", "medusa", "none"):
+        assert main([*words, f"drafter={name}"]) == 0
+    assert set(Profile.load(out, "k").drafts) == {"dispark", "medusa"}
+    assert main([*words, "target.sources.random.seed=1", "target.dtype=bfloat16"]) == 0  # of another dtype: all anew
+    assert not Profile.load(out, "k").drafts
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
