@@ -109,6 +109,13 @@ def _serve(cfg: DictConfig) -> dict[str, Any]:
     return run_serve(cfg)
 
 
+def _simulate(cfg: DictConfig) -> dict[str, Any]:
+    check_top_level(cfg, "simulate")
+    from dispark.serving.simulating import run_simulate
+
+    return run_simulate(cfg)
+
+
 def _audit(cfg: DictConfig) -> dict[str, Any]:
     plain = check_top_level(cfg, "audit")
     from dispark.audit.command import run_audit
@@ -122,6 +129,7 @@ COMMANDS = {
     for command in (
         Command("bench", _bench, "measure a drafter against autoregressive decoding, in one loop"),
         Command("serve", _serve, "measure drafters and schedulers under load, with requests that come and go"),
+        Command("simulate", _simulate, "the same under a cost model, for hardware that is not here"),
         Command("audit", _audit, "prove by enumeration which schedulers and verifiers keep the target's law"),
         Command("calibrate", _calibrate, "fit the temperatures that make a drafter's confidences true"),
         Command("profile", _profile, "measure what a step of the target costs here, for load-aware schedulers"),

@@ -109,6 +109,7 @@ class CalibrateConfig:
     grid_high: float = 5.0
     grid_size: int = 81
     num_bins: int = 15
+    rounds: str | None = None
     batch_size: int = 8
     max_new_tokens: int = 128
     stop_strings: list[str] = field(default_factory=list)
@@ -143,6 +144,27 @@ class ServeConfig:
     baseline: str | None = None
     sla: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
+    overwrite: bool = False
+
+
+@dataclass
+class SimulateConfig:
+    """Top level of `dispark simulate`; what each key means stands above it in conf/simulate.yaml."""
+
+    engine: Any = MISSING
+    arrivals: Any = MISSING
+    paths: Any = MISSING
+    arms: dict[str, Any] = MISSING
+    out: str = MISSING
+    seed: int = 0
+    num_requests: int | None = None
+    prompt_tokens: list[int] = MISSING
+    answer_tokens: list[int] = MISSING
+    max_rows: int = 4096
+    kv_blocks: int | None = None
+    block_tokens: int = 64
+    baseline: str | None = None
+    sla: dict[str, Any] = field(default_factory=dict)
     overwrite: bool = False
 
 
@@ -219,6 +241,7 @@ SCHEMAS: dict[str, type] = {
     "profile": ProfileConfig,
     "calibrate": CalibrateConfig,
     "serve": ServeConfig,
+    "simulate": SimulateConfig,
     "audit": AuditConfig,
     "data": DataConfig,
     "train": TrainConfig,

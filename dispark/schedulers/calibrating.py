@@ -22,7 +22,7 @@ from dispark.decoding.target import TargetModel
 from dispark.drafters.confidence import CONFIDENCES
 from dispark.interfaces import Drafter
 from dispark.measure.stats import Estimate
-from dispark.runs.files import check_writable
+from dispark.runs.files import check_writable, write_atomic
 from dispark.runs.table import to_text
 from dispark.schedulers import calibration_file
 from dispark.schedulers.calibration import Floats, Observations, fit
@@ -92,6 +92,8 @@ def run_calibrate(cfg: DictConfig) -> dict[str, Any]:
     drafters = _drafters(cfg)
     path = _path(cfg)
     check_writable(path.parent, "out")
+    if cfg.rounds is not None:
+        check_writable(Path(cfg.rounds).parent, "rounds")
     loaded = load(build(cfg.target))
     target = wrap(loaded)
     prompts, skipped = check_lengths(build(cfg.task).prompts(), loaded.tokenizer, loaded.max_context, "skip")
@@ -99,8 +101,10 @@ def run_calibrate(cfg: DictConfig) -> dict[str, Any]:
         raise ValueError(f"task: has {len(prompts)} prompts that fit; at least 4 are needed, half of them to fit on")
     grid = np.geomspace(cfg.grid_low, cfg.grid_high, cfg.grid_size).round(6).tolist()
     fits, table, curves = [], [], {}
+    seen: dict[str, Rounds] = {}
     for kind, drafter in drafters.items():
         found, fingerprint = _decode(cfg, loaded, target, drafter, sampling, prompts, kind)
+        seen[kind] = found
         is_fit_N = found.prompt_N % 2 == 0
         ours, others = found.part(is_fit_N), found.part(~is_fit_N)
         calibration = fit(ours.observed, grid, cfg.num_bins)
@@ -127,6 +131,8 @@ def run_calibrate(cfg: DictConfig) -> dict[str, Any]:
         table += [{"confidence": kind, **line} for line in lines]
         curves[kind] = diagrams(others.observed, calibration, cfg.num_bins)
     calibration_file.save(path, fits)
+    if cfg.rounds is not None:
+        write_rounds(Path(cfg.rounds), seen)
     print(to_text(pd.DataFrame([_shown(line) for line in table], dtype=object)))
     means = {
         kind: {
@@ -144,6 +150,26 @@ def run_calibrate(cfg: DictConfig) -> dict[str, Any]:
         "reliability": curves,
         "num_skipped_prompts": len(skipped),
     }
+
+
+def write_rounds(path: Path, seen: Mapping[str, Rounds]) -> None:
+    """Every round as it was promised, before any calibration, and as it came, for simulations: a Parquet file."""
+    frames = []
+    for kind, rounds in seen.items():
+        o = rounds.observed
+        frames.append(
+            pd.DataFrame(
+                {
+                    "confidence": kind,
+                    "prompt_id": rounds.prompt_N,
+                    "promised": list(o.confidence_NG),
+                    "num_survived": o.num_survived_N,
+                    "num_known": o.num_known_N,
+                }
+            )
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, lambda to: pd.concat(frames).to_parquet(to, compression="zstd", index=False))
 
 
 def _decode(

@@ -9,7 +9,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -41,7 +41,12 @@ class HardwareAwareScheduler:
 
     is_lossless = True
 
-    def __init__(self, profile: str | None = None, cost: StepCost | None = None, learns: bool = False) -> None:
+    def __init__(
+        self,
+        profile: str | None = None,
+        cost: StepCost | Callable[[int], StepCost] | None = None,
+        learns: bool = False,
+    ) -> None:
         self._costs = StepCosts(profile, cost)
         self._learns, self._memory = learns, RoundMemory()
         self._has_drafts = False

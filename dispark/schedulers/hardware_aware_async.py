@@ -9,7 +9,7 @@ is what keeps it lossless: a budget knows no token of the drafts it is spent on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dispark.decoding.target import TargetModel
 from dispark.schedulers.hardware_aware import remember, throughputs
@@ -30,7 +30,12 @@ class HardwareAwareAsyncScheduler:
 
     is_lossless = True
 
-    def __init__(self, profile: str | None = None, cost: StepCost | None = None, learns: bool = False) -> None:
+    def __init__(
+        self,
+        profile: str | None = None,
+        cost: StepCost | Callable[[int], StepCost] | None = None,
+        learns: bool = False,
+    ) -> None:
         self._costs = StepCosts(profile, cost)
         self._learns, self._memory, self._has_drafts = learns, RoundMemory(), False
         self._budgets: deque[float] = deque()

@@ -11,7 +11,7 @@ It knows neither how to measure (profiling.py) nor what the costs are used for.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,13 +138,13 @@ class StepCosts:
 
     Args:
         profile: a file of `dispark profile`, read and checked by `bind`.
-        cost: one table for any number of rows instead, for audits and what-ifs.
+        cost: instead, one table for any number of rows, or a function that gives one; for audits and simulations.
 
     Raises:
         ValueError: both or neither.
     """
 
-    def __init__(self, profile: str | None = None, cost: StepCost | None = None) -> None:
+    def __init__(self, profile: str | None = None, cost: StepCost | Callable[[int], StepCost] | None = None) -> None:
         if (profile is None) == (cost is None):
             raise ValueError(
                 f"scheduler.profile={profile}: must be a file that 'dispark profile' wrote"
@@ -166,7 +166,7 @@ class StepCosts:
     def of(self, num_rows: int) -> StepCost:
         """Seconds by tokens of steps with so many rows."""
         if self._fixed is not None:
-            return self._fixed
+            return self._fixed if isinstance(self._fixed, StepCost) else self._fixed(num_rows)
         if num_rows not in self._kept:
             assert self._profile is not None, "bind comes first"
             self._kept[num_rows] = self._profile.cost(num_rows)

@@ -17,6 +17,18 @@ from dispark.measure.stats import Estimate, ratio_of_ratios, ratio_of_sums
 from dispark.serving.source import ServingSource
 
 QUANTILES = (0.5, 0.95, 0.99)
+FORMATS = {
+    "tok/s": ".1f",
+    "tok/s/user": ".1f",
+    "TTFT p50": ".2f",
+    "p95": ".2f",
+    "ITL p50 ms": ".0f",
+    "MATL": ".2f",
+    "drafted": ".2f",
+    "verified": ".2f",
+    "wasted": ".0%",
+    "rows": ".1f",
+}
 _ROUND_KEYS = ("request_id", "prompt_id", "round", "step", "num_drafted", "num_verified", "num_accepted", "num_emitted")
 
 
@@ -37,6 +49,12 @@ class Sla:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ValueError(f"sla.{key}={value}: must be a number above 0, or null to ask for nothing")
+
+
+def check_sla(plain: Mapping[str, Any]) -> None:
+    """Raises ValueError for keys that an SLA doesn't have."""
+    if unknown := sorted(set(plain) - {"ttft_s", "tokens_per_s"}):
+        raise ValueError(f"sla.{unknown[0]}: no such key; allowed: ttft_s, tokens_per_s")
 
 
 @dataclass(frozen=True)

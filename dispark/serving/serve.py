@@ -28,7 +28,17 @@ from dispark.runs.store import RunStore, run_key
 from dispark.runs.table import to_text
 from dispark.serving.arrivals import Arrival, Arrivals, TraceArrivals
 from dispark.serving.blocks import BlockBudget
-from dispark.serving.report import Passes, Sla, frames_of, ratio_to, steady_sums, summarise, table_row
+from dispark.serving.report import (
+    FORMATS,
+    Passes,
+    Sla,
+    check_sla,
+    frames_of,
+    ratio_to,
+    steady_sums,
+    summarise,
+    table_row,
+)
 from dispark.serving.source import ServingSource
 from dispark.targets.model import wrap
 from dispark.targets.spec import load
@@ -38,18 +48,6 @@ from dispark.types import EnergyReading, Prompt, Request, RequestRecord, Samplin
 log = logging.getLogger(__name__)
 
 _WARMUP_TOKENS = 16
-_FORMATS = {
-    "tok/s": ".1f",
-    "tok/s/user": ".1f",
-    "TTFT p50": ".2f",
-    "p95": ".2f",
-    "ITL p50 ms": ".0f",
-    "MATL": ".2f",
-    "drafted": ".2f",
-    "verified": ".2f",
-    "wasted": ".0%",
-    "rows": ".1f",
-}
 
 
 @dataclass
@@ -82,7 +80,7 @@ def run_serve(cfg: DictConfig) -> dict[str, Any]:
     with store.attempt(plain, overwrite=cfg.overwrite) as has_work:
         if has_work:
             run = Serving(cfg, plain, store).run()
-            print(to_text(pd.DataFrame(run["table"], dtype=object), _FORMATS), flush=True)
+            print(to_text(pd.DataFrame(run["table"], dtype=object), FORMATS), flush=True)
             return _headline(store.path, run)
     return _headline(store.path, store.read().run)
 
@@ -304,8 +302,7 @@ def _check(plain: Mapping[str, Any]) -> None:
         raise ValueError(f"warmup={plain['warmup']}: must be a whole number >= 0")
     if not 0.0 <= plain["cancel_share"] <= 1.0:
         raise ValueError(f"cancel_share={plain['cancel_share']}: must lie in 0 to 1")
-    if unknown := sorted(set(plain["sla"]) - {"ttft_s", "tokens_per_s"}):
-        raise ValueError(f"sla.{unknown[0]}: no such key; allowed: ttft_s, tokens_per_s")
+    check_sla(plain["sla"])
     if not plain["arms"]:
         raise ValueError("arms: there is none; choose with arm=none, or arm=[none,ngram]")
     for name, node in plain["arms"].items():

@@ -12,6 +12,7 @@ import pytest
 from dispark.cli import main
 from dispark.schedulers import calibration_file
 from dispark.schedulers.calibrating import observations
+from dispark.serving.acceptance import RecordedAcceptance
 
 pytestmark = pytest.mark.usefixtures("clean_logging")
 
@@ -39,13 +40,17 @@ def test_what_a_round_says_of_each_position() -> None:
 
 def test_all_kinds_of_a_drafter_with_a_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "c.json"
-    found = calibrate(capsys, "drafter=dispark", f"out={out}")
+    found = calibrate(capsys, "drafter=dispark", f"out={out}", f"rounds={tmp_path / 'rounds.parquet'}")
     assert set(found["mean_ece"]) == {"head", "peak", "entropy"}
     assert len(found["positions"]) == 3 * 7
     assert {len(curve) for curve in found["reliability"].values()} == {7}
     fits = calibration_file.load(out, "k")
     assert [fit.confidence for fit in fits] == ["head", "peak", "entropy"]
     assert all(fit.fitted_on["num_prompts"] * 2 in (14, 15, 16) for fit in fits)
+    recorded = RecordedAcceptance(str(tmp_path / "rounds.parquet"), "peak", draft_length=3)
+    promised, accepted = recorded.rounds("a", seed=1).next()
+    assert promised.shape == (3,)
+    assert 0 <= accepted <= 3
     # Random confidences promise what never comes: the fit has to help on prompts that it has not seen.
     for kind in ("head", "peak", "entropy"):
         assert found["mean_ece"][kind]["ece_after"] <= found["mean_ece"][kind]["ece_before"] + 1e-9
