@@ -9,26 +9,30 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dispark.figures import frames, panels
+from dispark.figures import frames, panels, serving_frames
 from dispark.runs.files import check_writable, write_atomic, write_text
-from dispark.runs.loaded import LoadedRun, load_runs
+from dispark.runs.loaded import load_runs
 from dispark.runs.table import to_text
 
-_SHORT = ("value", "low", "high", "round_s")
+_SHORT = ("x", "value", "low", "high", "round_s", "rejected", "acceptance_rate", "verify_budget", "mean_draft_length")
 FORMATS = ("png", "svg", "pdf")
 
 
 class PaperFigure(NamedTuple):
     """What a figure is made of."""
 
-    frame: Callable[[Sequence[LoadedRun]], pd.DataFrame]
+    load: Callable[[Sequence[str]], Any]
+    frame: Callable[[Any], pd.DataFrame]
     draw: Callable[[pd.DataFrame], Figure]
 
 
 FIGURES = {
-    "acceptance": PaperFigure(frames.acceptance_frame, panels.acceptance_figure),
-    "depth": PaperFigure(frames.depth_frame, panels.depth_figure),
-    "draft_length": PaperFigure(frames.draft_length_frame, panels.draft_length_figure),
+    "acceptance": PaperFigure(load_runs, frames.acceptance_frame, panels.acceptance_figure),
+    "depth": PaperFigure(load_runs, frames.depth_frame, panels.depth_figure),
+    "draft_length": PaperFigure(load_runs, frames.draft_length_frame, panels.draft_length_figure),
+    "threshold": PaperFigure(load_runs, frames.threshold_frame, panels.threshold_figure),
+    "load": PaperFigure(serving_frames.load_serving, serving_frames.load_frame, panels.load_figure),
+    "pareto": PaperFigure(serving_frames.load_serving, serving_frames.pareto_frame, panels.pareto_figure),
 }
 
 
@@ -54,7 +58,7 @@ def run_figures(paths: Sequence[str], figure: str, out: str, formats: Sequence[s
     folder = Path(out)
     check_writable(folder, "out")
     chosen = FIGURES[figure]
-    frame = chosen.frame(load_runs(paths))
+    frame = chosen.frame(chosen.load(paths))
     print(to_text(frame.drop(columns="run"), {key: ".3f" for key in _SHORT if key in frame}))
     data = folder / f"{figure}.csv"
     write_text(data, frame.to_csv(index=False))

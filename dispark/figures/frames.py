@@ -25,7 +25,7 @@ COLUMNS = (*_PLACE, "value", "low", "high", "num_rounds", "num_prompts", "run")
 class Point(NamedTuple):
     """A point of a line, and how many rounds are behind it."""
 
-    x: int
+    x: float
     value: float
     interval: Sequence[float | None] | None
     num_rounds: int
@@ -83,7 +83,27 @@ def draft_length_frame(runs: Sequence[LoadedRun]) -> pd.DataFrame:
     return frame.assign(round_s=[by_path[path].summary()["round_s_mean"] for path in frame["run"]])
 
 
-def _frame(runs: Sequence[LoadedRun], points: Points) -> pd.DataFrame:
+def threshold_frame(runs: Sequence[LoadedRun]) -> pd.DataFrame:
+    """Accepted drafts a round (value) by the threshold of scheduler=threshold (x), with further columns: rejected, the
+    verified drafts a round that were not, and acceptance_rate, the accepted share of the verified.
+
+    Raises:
+        ValueError: no run with that scheduler drafts anything, or two runs claim one point.
+    """
+    with_threshold = [run for run in runs if run.run["config"]["scheduler"].get("threshold") is not None]
+
+    def points(run: LoadedRun, summary: Mapping[str, Any]) -> Iterator[Point]:
+        threshold = float(run.run["config"]["scheduler"]["threshold"])
+        yield Point(threshold, summary["mean_accepted"], summary.get("mean_accepted_ci"), summary["num_rounds"])
+
+    frame = _frame(with_threshold, points, len(runs))
+    by_path = {str(run.path): run.summary() for run in with_threshold}
+    wasted = frame["run"].map(lambda path: by_path[path]["wasted_verify_share"])
+    verified = frame["run"].map(lambda path: by_path[path]["mean_verify_length"])
+    return frame.assign(rejected=verified - frame["value"], acceptance_rate=1 - wasted.astype(float))
+
+
+def _frame(runs: Sequence[LoadedRun], points: Points, num_given: int | None = None) -> pd.DataFrame:
     """Points of every run that drafts.
 
     Raises:
@@ -101,7 +121,7 @@ def _frame(runs: Sequence[LoadedRun], points: Points) -> pd.DataFrame:
             source = {"num_prompts": summary["num_prompts"], "run": str(run.path)}
             rows.append(place | {"series": name, "settings": settings} | figures | source)
     if not rows:
-        raise ValueError(f"runs: none of the {len(runs)} runs holds what this figure shows")
+        raise ValueError(f"runs: none of the {num_given or len(runs)} runs holds what this figure shows")
     frame = pd.DataFrame(rows)
     if frame.duplicated(_PLACE).any():  # several settings of one drafter: each is a line of its own
         has_words = frame["settings"] != ""

@@ -35,12 +35,31 @@ def draft_length_figure(frame: pd.DataFrame) -> Figure:
     return _panels(frame, x="tokens drafted a round", y="MATL (tokens a round)", below=(seconds, "ms a round"))
 
 
+def threshold_figure(frame: pd.DataFrame) -> Figure:
+    """Figure 5: accepted drafts a round by threshold, and below it rejected ones; frame of `threshold_frame`."""
+    rejected = frame.assign(value=frame["rejected"], low=None, high=None)
+    below = (rejected, "rejected drafts a round")
+    return _panels(frame, x="confidence threshold", y="accepted drafts a round", below=below, is_whole=False)
+
+
+def load_figure(frame: pd.DataFrame) -> Figure:
+    """Figure 8: throughput by users, and below it the verify budget; frame of `load_frame`."""
+    budget = frame.assign(value=frame["verify_budget"], low=None, high=None)
+    return _panels(frame, x="users", y="tokens/s", below=(budget, "drafts verified a request and round"))
+
+
+def pareto_figure(frame: pd.DataFrame) -> Figure:
+    """Figure 7: throughput by the speed of one user; frame of `pareto_frame`."""
+    return _panels(frame, x="tokens/s of the median user", y="tokens/s in all", is_whole=False)
+
+
 def _panels(
     frame: pd.DataFrame,
     x: str,
     y: str,
     limits: tuple[float, float] | None = None,
     below: tuple[pd.DataFrame, str] | None = None,
+    is_whole: bool = True,
 ) -> Figure:
     """The grid.
 
@@ -49,6 +68,7 @@ def _panels(
         x, y: labels of the axes.
         limits: of the y axes, or None for matplotlib's.
         below: another frame of the same panels with its label, drawn in a row under each row.
+        is_whole: x counts something.
     """
     views = [(frame, y, limits)] + ([] if below is None else [(below[0], below[1], None)])
     places = sorted(set(zip(frame["target"], frame["sampling"], strict=True)))
@@ -65,6 +85,7 @@ def _panels(
                 axes = grid[i * len(views) + k][j]
                 is_here = (data["target"] == target) & (data["sampling"] == sampling) & (data["task"] == task)
                 _lines(axes, data[is_here], styles)
+                axes.xaxis.set_major_locator(MaxNLocator(integer=is_whole, nbins="auto"))
                 axes.set_xlabel(x)
                 axes.set_ylabel(label)
                 if k == 0:
@@ -91,5 +112,4 @@ def _lines(axes: Any, data: pd.DataFrame, styles: dict[str, tuple[str, str]]) ->
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
             if len(x) == 1:
                 axes.vlines(x, low, high, color=colour)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)

@@ -128,6 +128,8 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[LoadedRun], dict[str, s
     unfinished: dict[str, str] = {}
     for folder in _folders(paths):
         for stored in load(folder):
+            if "kind" in stored.run:  # of dispark serve or simulate, which are read elsewhere
+                continue
             finished.setdefault(stored.path.resolve(), LoadedRun(stored))
         for config in sorted(folder.rglob("config.yaml")):
             place = config.parent

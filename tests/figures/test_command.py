@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from figures.test_serving_frames import write_serving
 from runs.toolbox import write_run
 
 from dispark.cli import main
@@ -17,7 +18,9 @@ pytestmark = pytest.mark.usefixtures("clean_logging")  # Hydra gives the root lo
 
 @pytest.mark.parametrize("name", list(FIGURES))
 def test_every_figure_is_written_with_its_data(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "runs", "two", drafter_weights={"num_layers": 2})
+    config = {"batch_size": 1, "max_new_tokens": 64, "scheduler": {"threshold": 0.4}}
+    write_run(tmp_path / "runs", "two", drafter_weights={"num_layers": 2}, config=config)
+    write_serving(tmp_path / "runs", users=4)
     out = tmp_path / "figures"
     words = [str(tmp_path / "runs"), f"figure={name}", f"out={out}", "formats=[png,svg]"]
     assert main(["figures", *words]) == 0
@@ -32,7 +35,7 @@ def test_every_figure_is_written_with_its_data(name: str, tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("figure=pie", "figure=pie: must be one of acceptance, depth, draft_length"),
+        ("figure=pie", "figure=pie: must be one of acceptance, depth, draft_length, threshold, load, pareto"),
         ("formats=[gif]", "formats=[gif]: must be of png, svg, pdf"),
         ("formats=[]", "formats=[]: must name at least one of png, svg, pdf"),
         ("out=/dev/null/x", "out=/dev/null/x: "),

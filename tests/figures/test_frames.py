@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runs.toolbox import PROMPTS, write_run
 
-from dispark.figures.frames import COLUMNS, acceptance_frame, depth_frame, draft_length_frame
+from dispark.figures.frames import COLUMNS, acceptance_frame, depth_frame, draft_length_frame, threshold_frame
 from dispark.runs.loaded import load_runs
 
 ROUNDS = sum(2 * (i + 3) for i in range(PROMPTS))  # of an arm that emits one token a round
@@ -48,6 +48,18 @@ def test_draft_lengths_and_seconds(tmp_path: Path) -> None:
     frame = draft_length_frame(load_runs([tmp_path]))
     assert dict(zip(frame["series"], frame["x"], strict=True)) == {"two": 1, "four": 3}
     assert "round_s" in frame
+
+
+def test_thresholds_with_what_they_let_through(tmp_path: Path) -> None:
+    for threshold, task in ((0.0, "chat"), (0.5, "code")):
+        config = {"batch_size": 1, "max_new_tokens": 64, "scheduler": {"threshold": threshold}}
+        write_run(tmp_path, "three", task=task, matl=3, config=config)
+    write_run(tmp_path, "two", config={"batch_size": 1, "max_new_tokens": 64, "scheduler": {}})
+    frame = threshold_frame(load_runs([tmp_path]))
+    assert frame["x"].tolist() == [0.0, 0.5]
+    assert frame["value"].tolist() == [2.0, 2.0]  # these runs accept every draft
+    assert frame["rejected"].tolist() == [0.0, 0.0]
+    assert frame["acceptance_rate"].tolist() == [1.0, 1.0]
 
 
 def test_settings_of_one_drafter_are_lines_of_their_own(tmp_path: Path) -> None:
