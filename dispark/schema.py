@@ -110,6 +110,7 @@ class CalibrateConfig:
     grid_size: int = 81
     num_bins: int = 15
     rounds: str | None = None
+    report: str | None = None
     batch_size: int = 8
     max_new_tokens: int = 128
     stop_strings: list[str] = field(default_factory=list)

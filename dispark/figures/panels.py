@@ -5,6 +5,7 @@ Figures are made without pyplot, so that nothing is kept between them and no dis
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -51,6 +52,31 @@ def load_figure(frame: pd.DataFrame) -> Figure:
 def pareto_figure(frame: pd.DataFrame) -> Figure:
     """Figure 7: throughput by the speed of one user; frame of `pareto_frame`."""
     return _panels(frame, x="tokens/s of the median user", y="tokens/s in all", is_whole=False)
+
+
+def reliability_figure(curves: Mapping[str, Any]) -> Figure:
+    """Figure 6: what came of drafts by what was promised, before and after calibration; a row of panels for each kind
+    of confidence, a panel for each position.
+
+    Args:
+        curves: `reliability` of a report of dispark calibrate.
+    """
+    columns = max(len(positions) for positions in curves.values())
+    figure = Figure(figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * len(curves) + 0.5), layout="constrained")
+    grid = figure.subplots(len(curves), columns, squeeze=False, sharex=True, sharey=True)
+    for row, (kind, positions) in zip(grid, curves.items(), strict=True):
+        for axes, each in zip(row, positions, strict=False):
+            axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
+            for name, marker in (("before", "o"), ("after", "s")):
+                points = each[name]
+                x, y = ([point[key] for point in points] for key in ("promised", "came"))
+                axes.plot(x, y, marker=marker, markersize=4, label=name)
+            axes.set_title(f"{kind}, position {each['position']}", fontsize="small")
+            axes.set_xlabel("promised survival")
+            axes.set_ylabel("share that survived")
+            axes.grid(alpha=0.3)
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+    return figure
 
 
 def _panels(

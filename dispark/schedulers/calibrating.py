@@ -22,7 +22,7 @@ from dispark.decoding.target import TargetModel
 from dispark.drafters.confidence import CONFIDENCES
 from dispark.interfaces import Drafter
 from dispark.measure.stats import Estimate
-from dispark.runs.files import check_writable, write_atomic
+from dispark.runs.files import check_writable, dumps, write_atomic, write_text
 from dispark.runs.table import to_text
 from dispark.schedulers import calibration_file
 from dispark.schedulers.calibration import Floats, Observations, fit
@@ -92,8 +92,9 @@ def run_calibrate(cfg: DictConfig) -> dict[str, Any]:
     drafters = _drafters(cfg)
     path = _path(cfg)
     check_writable(path.parent, "out")
-    if cfg.rounds is not None:
-        check_writable(Path(cfg.rounds).parent, "rounds")
+    for key in ("rounds", "report"):
+        if cfg[key] is not None:
+            check_writable(Path(cfg[key]).parent, key)
     loaded = load(build(cfg.target))
     target = wrap(loaded)
     prompts, skipped = check_lengths(build(cfg.task).prompts(), loaded.tokenizer, loaded.max_context, "skip")
@@ -142,7 +143,7 @@ def run_calibrate(cfg: DictConfig) -> dict[str, Any]:
         for kind in drafters
     }
     plain = [{key: asdict(v) if isinstance(v, Estimate) else v for key, v in line.items()} for line in table]
-    return {
+    result = {
         "out": str(path),
         "sampling": asdict(sampling),
         "mean_ece": means,
@@ -150,6 +151,9 @@ def run_calibrate(cfg: DictConfig) -> dict[str, Any]:
         "reliability": curves,
         "num_skipped_prompts": len(skipped),
     }
+    if cfg.report is not None:
+        write_text(Path(cfg.report), dumps(result, indent=1) + "\n")
+    return result
 
 
 def write_rounds(path: Path, seen: Mapping[str, Rounds]) -> None:
