@@ -103,11 +103,11 @@ class LoadAdaptiveScheduler:
     def observe(self, outcome: Outcome, verify_lengths: Sequence[int], seconds: float) -> None:
         """Learns from a round."""
         self._num_rounds += 1
-        self._hits *= self._memory
-        self._reached *= self._memory
-        for accepted, length, is_cut in zip(outcome.num_accepted, verify_lengths, outcome.is_truncated, strict=True):
-            self._hits[:accepted] += 1
-            self._reached[: accepted if is_cut else min(accepted + 1, length)] += 1  # behind a cut nobody knows
+        accepted_N = np.asarray(outcome.num_accepted)
+        # Behind a cut nobody knows.
+        reached_N = np.where(outcome.is_truncated, accepted_N, np.minimum(accepted_N + 1, verify_lengths))
+        self._hits = self._memory * self._hits + _longer_than(accepted_N, len(self._hits))
+        self._reached = self._memory * self._reached + _longer_than(reached_N, len(self._reached))
         rows = len(verify_lengths)
         x = np.array([1.0, rows, sum(verify_lengths)])
         self._normal_33 = self._memory * self._normal_33 + np.outer(x, x)
@@ -159,6 +159,12 @@ class LoadAdaptiveScheduler:
             "kv": load.kv_share,
         }
         return [(value, self._limits[name]) for name in self._limits if (value := values[name]) is not None]
+
+
+def _longer_than(lengths_N: npt.NDArray[np.int64], width: int) -> Floats:
+    """How many of the lengths are above 0, 1, ... width - 1."""
+    counts: Floats = (lengths_N[:, None] > np.arange(width)).sum(axis=0).astype(np.float64)
+    return counts
 
 
 def _checked(limits: Mapping[str, Any]) -> dict[str, float]:
