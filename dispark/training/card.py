@@ -45,6 +45,8 @@ def write_card(folder: Path, name: str, run: Mapping[str, Any], lines: Sequence[
         f"({', '.join(config['students'])}); the draft vocabulary covers {run['draft_coverage'][name]:.2%} of the "
         "answers.",
         "",
+        f"{_recipe(config['students'][name])}",
+        "",
         "## Curve",
         *_table(_thin(trained), ("step", "anchors", "loss", "expected_matl")),
         "",
@@ -62,6 +64,13 @@ def write_card(folder: Path, name: str, run: Mapping[str, Any], lines: Sequence[
             "",
         ]
     write_text(folder / "README.md", "\n".join(text))
+
+
+def _recipe(student: Mapping[str, Any]) -> str:
+    """Factors of the loss, and whatever else the student's settings say in a number or a list."""
+    loss = ", ".join(f"{key} {value}" for key, value in student["loss"].items() if key != "_target_")
+    plain = {key: value for key, value in student.items() if key not in ("_target_", "drafter", "loss")}
+    return f"Loss: {loss}. " + ", ".join(f"{key} {value}" for key, value in plain.items()) + "."
 
 
 def _thin(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
