@@ -63,6 +63,7 @@ class ServingSource:
     def __post_init__(self) -> None:
         assert len(self.requests) == len(self.arrivals)
         self.start_s = self.clock()
+        self._has_begun = False
         self.visits: dict[str, Visit] = {}
         self._coming = deque(zip(self.requests, self.arrivals, strict=True))
         self._queue: deque[Visit] = deque()
@@ -109,8 +110,10 @@ class ServingSource:
         return limit is not None and len(record.output_ids) >= limit
 
     def _arrive(self) -> None:
-        """Moves everybody who has come into the queue."""
+        """Moves everybody who has come into the queue; the first look at it is when time begins."""
         now = self.clock()
+        if not self._has_begun:
+            self.start_s, self._has_begun = now, True
         while self._coming and self.start_s + self._coming[0][1].at_s <= now:
             in_system = len(self._in_flight) + len(self._queue)
             if self.max_in_flight is not None and in_system >= self.max_in_flight:

@@ -66,6 +66,14 @@ def test_requests_come_when_it_is_time_and_sleep_bridges_the_gaps() -> None:
     assert (visit.arrived_s, visit.admitted_s) == (51.5, 52.0)
 
 
+def test_time_begins_with_the_first_look() -> None:
+    source, clock = source_of([request("a")], [1.0])
+    clock.now += 30.0  # a drafter was made ready
+    assert taken(source) == "a"
+    assert clock.slept == [1.0]
+    assert source.start_s == 80.0
+
+
 def test_a_closed_loop_has_so_many_in_it() -> None:
     source, clock = source_of([request(name) for name in "abc"], max_in_flight=2)
     assert [taken(source), taken(source), taken(source)] == ["a", "b", None]
