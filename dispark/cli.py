@@ -120,7 +120,7 @@ def _audit(cfg: DictConfig) -> dict[str, Any]:
     plain = check_top_level(cfg, "audit")
     from dispark.audit.command import run_audit
 
-    keys = ("schedulers", "verifiers", "num_tokens", "num_worlds", "seed", "tolerance")
+    keys = ("schedulers", "verifiers", "drafters", "num_tokens", "num_worlds", "seed", "tolerance")
     return run_audit(**{key: plain[key] for key in keys})
 
 

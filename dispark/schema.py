@@ -176,6 +176,7 @@ class AuditConfig:
     paths: Any = MISSING
     schedulers: list[str] | None = None
     verifiers: list[str] | None = None
+    drafters: list[str] | None = None
     num_tokens: int = 3
     num_worlds: int = 3
     seed: int = 0

@@ -1,4 +1,6 @@
-"""`dispark audit`: every scheduler with every verifier, both proposal types and several samplings, by enumeration.
+"""`dispark audit`: schedulers, verifiers, drafters and samplings in every composition, by enumeration.
+
+Schedulers and verifiers are tried on random tables with both proposal types, and then with real drafters.
 
 A composition passes if its output law is the target's to rounding and its scheduler doesn't anticipate. One that claims
 to be lossless and isn't fails the command, and so does a negative control that passes: then the audit is blind.
@@ -17,6 +19,7 @@ from omegaconf import OmegaConf
 
 from dispark.audit import controls
 from dispark.audit.anticipation import find_anticipation
+from dispark.audit.drafters import audit_drafters
 from dispark.audit.output_law import distance, output_law, target_law
 from dispark.audit.world import RandomWorld, World
 from dispark.config import build, make_conf_importable
@@ -83,6 +86,7 @@ def examine(make: Make, verifier: Verifier, worlds: Sequence[World], num_tokens:
 def run_audit(
     schedulers: Sequence[str] | None = None,
     verifiers: Sequence[str] | None = None,
+    drafters: Sequence[str] | None = None,
     num_tokens: int = 3,
     num_worlds: int = 3,
     seed: int = 0,
@@ -91,7 +95,7 @@ def run_audit(
     """Prints a row a scheduler and verifier, and the controls; returns them.
 
     Args:
-        schedulers, verifiers: names of YAMLs; None takes all.
+        schedulers, verifiers, drafters: names of YAMLs; None takes all.
         num_tokens: first tokens of each row whose joint law is compared.
         num_worlds: random worlds for each composition.
         seed: of the worlds.
@@ -117,9 +121,31 @@ def run_audit(
     wrong += [f"the control {row['scheduler']} was not found" for row in found if not row["is found"]]
     print(to_text(pd.DataFrame(rows, dtype=object), {"distance": ".1e"}))
     print(to_text(pd.DataFrame(found, dtype=object), {"distance": ".1e"}))
+    real = _audit_drafters(_names("drafters", drafters, "drafter", may_be_none=True), rows, tolerance)
+    claimed = {row["scheduler"] for row in rows if row["claims lossless"]}
+    wrong += [
+        f"{row['drafter']} with {row['scheduler']} is not lossless"
+        for row in real
+        if row["is lossless"] is False and row["scheduler"] in claimed
+    ]
+    if real:
+        print(to_text(pd.DataFrame(real, dtype=object), {"distance": ".1e"}))
     if wrong:
         raise RuntimeError(f"audit: {'; '.join(wrong)}")
-    return {"compositions": rows, "controls": found, "tolerance": tolerance, "num_worlds": num_worlds, "seed": seed}
+    result = {"compositions": rows, "controls": found, "drafters": real}
+    return result | {"tolerance": tolerance, "num_worlds": num_worlds, "seed": seed}
+
+
+def _audit_drafters(names: Sequence[str], rows: Sequence[dict[str, Any]], tolerance: float) -> list[dict[str, Any]]:
+    """Real drafters with the schedulers and verifiers of these compositions, as far as those were audited."""
+    audited = [row for row in rows if row["distance"] is not None]
+    schedulers = {row["scheduler"]: make_scheduler(row["scheduler"]) for row in audited}
+    folder = _folder("verifier")
+    verifiers = {
+        row["verifier"]: build(dict(OmegaConf.load(folder / f"{row['verifier']}.yaml")), "verifier") for row in audited
+    }
+    drafting = [name for name in names if name != "none"]
+    return audit_drafters(drafting, schedulers, verifiers, SAMPLINGS, tolerance) if drafting else []
 
 
 def _audit(
@@ -184,15 +210,15 @@ def _controls(num_tokens: int, seed: int) -> list[dict[str, Any]]:
     return [*rows, row | {"is found": far > 1e-6 and knows}]
 
 
-def _names(key: str, wanted: Sequence[str] | None, group: str) -> list[str]:
+def _names(key: str, wanted: Sequence[str] | None, group: str, may_be_none: bool = False) -> list[str]:
     """The wanted options, or all. Raises ValueError for one that there isn't."""
     known = options(group)
     for name in wanted or ():
         if name not in known:
             raise ValueError(f"{key}=[{name}]: must be of {', '.join(known)}")
-    if wanted is not None and not wanted:
+    if wanted is not None and not wanted and not may_be_none:
         raise ValueError(f"{key}=[]: must name at least one of {', '.join(known)}, or null for all")
-    return list(wanted) if wanted else known
+    return known if wanted is None else list(wanted)
 
 
 def _folder(group: str) -> Path:

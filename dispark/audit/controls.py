@@ -31,13 +31,20 @@ class AppendixAWorld:
     def target_logits(self, row: int, prefix: Tokens) -> Tensor:
         return torch.tensor([0.7, 0.3], dtype=torch.float64).log()
 
-    def draft_probs(self, row: int, prefix: Tokens) -> Vector:
+    def draft_probs(self, row: int, text: Tokens, drafted: Tokens) -> Vector:
         return np.array([0.5, 0.5])
 
-    def confidence(self, row: int, prefix: Tokens) -> float:
-        if not prefix:
+    def drawn_probs(self, row: int, text: Tokens, drafted: Tokens) -> Vector:
+        return np.array([0.5, 0.5])
+
+    def confidence(self, row: int, text: Tokens, drafted: Tokens) -> float | None:
+        tokens = text + drafted
+        if not tokens:
             return 0.8
-        return 0.9 if prefix[-1] == 0 else 0.0
+        return 0.9 if tokens[-1] == 0 else 0.0
+
+    def num_drafted(self, row: int, text: Tokens) -> int:
+        return self.draft_length
 
 
 # SPS(1, 2, 3) = 1.0, 0.5, 0.45.

@@ -13,7 +13,6 @@ import pickle
 from collections.abc import Callable
 from itertools import product
 
-import numpy as np
 import torch
 
 from dispark.audit.verifier_law import Case, Law, laws
@@ -83,16 +82,20 @@ def distance(law: Joint, other: Joint) -> float:
 
 def draft_of(world: World, rows: list[int], texts: list[Tokens], drafts: list[Tokens]) -> Draft:
     """A round's draft as the loop's drafters report it, confidence included."""
-    heads = [
-        [(row, text + draft[:k]) for k in range(len(draft))]
-        for row, text, draft in zip(rows, texts, drafts, strict=True)
-    ]
-    probs = None
-    if has_law(world):
-        probs = torch.from_numpy(np.array([[world.draft_probs(*head) for head in each] for each in heads]))
-    confidence = torch.tensor([[world.confidence(*head) for head in each] for each in heads])
-    tokens = torch.tensor(drafts, dtype=torch.int64)
-    return Draft(tokens, [len(draft) for draft in drafts], probs, confidence)
+    lengths = [len(draft) for draft in drafts]
+    shape = len(rows), max(lengths)
+    tokens, confidence = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+    probs = torch.zeros((*shape, world.vocab_size), dtype=torch.float64) if has_law(world) else None
+    is_sure = True
+    for i, (row, text, draft) in enumerate(zip(rows, texts, drafts, strict=True)):
+        for k, token in enumerate(draft):
+            tokens[i, k] = token
+            sure = world.confidence(row, text, draft[:k])
+            is_sure = is_sure and sure is not None
+            confidence[i, k] = 0.0 if sure is None else sure
+            if probs is not None:
+                probs[i, k] = torch.from_numpy(world.draft_probs(row, text, draft[:k]))
+    return Draft(tokens, lengths, probs, confidence if is_sure else None)
 
 
 def has_law(world: World) -> bool:
@@ -116,7 +119,7 @@ class VerifiedCases:
                 if len(text) + 1 < num_tokens:
                     prefixes += [(*text, token) for token in range(world.vocab_size)]
                 for draft, _ in drafts_after(world, row, text):
-                    for length in range(world.draft_length + 1):
+                    for length in range(len(draft) + 1):
                         keys.append((row, text, draft, length))
                         cases.append(self._case(world, row, text, draft, length))
         self._laws = dict(zip(keys, laws(verifier, cases, world.sampling), strict=True))
@@ -128,11 +131,12 @@ class VerifiedCases:
     @staticmethod
     def _case(world: World, row: int, text: Tokens, draft: Tokens, length: int) -> Case:
         logits = torch.stack([world.target_logits(row, text + draft[:k]) for k in range(length + 1)])
+        num_spare = world.draft_length - len(draft)  # cases are all of one width; what is never verified is anything
         probs = None
         if has_law(world):
-            each = [torch.from_numpy(world.draft_probs(row, text + draft[:k])) for k in range(len(draft))]
-            probs = torch.stack(each)
-        return Case(draft, length, logits, probs)
+            each = [torch.from_numpy(world.draft_probs(row, text, draft[:k])) for k in range(len(draft))]
+            probs = torch.stack(each + [torch.ones(world.vocab_size, dtype=torch.float64)] * num_spare)
+        return Case(draft + (0,) * num_spare, length, logits, probs)
 
 
 def _round(

@@ -1,7 +1,8 @@
 """A world small enough to enumerate: what target and drafter think after every prefix, and how sure the drafter is.
 
-Every table is a function of the row and of its tokens so far, drawn from a seed, in float64. The confidence in token k
-knows the tokens before it and not the token itself, as every drafter here does.
+What the target thinks is a function of the row and its tokens so far, what the drafter thinks one of the row, its text
+and the tokens drafted behind it. The confidence in token k knows the tokens before it and not the token itself, as
+every drafter here does. Worlds of random tables are made here, those of real drafters in drafter_world.py.
 
 It knows neither schedulers nor verifiers.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
 from typing import Literal, Protocol
 
 import numpy as np
@@ -48,11 +48,17 @@ class World(Protocol):
     def target_logits(self, row: int, prefix: Tokens) -> Tensor:
         """float64 [V]."""
 
-    def draft_probs(self, row: int, prefix: Tokens) -> Vector:
-        """[V], the law that a "sampled" proposal is drawn from; a "deterministic" one is its most likely token."""
+    def draft_probs(self, row: int, text: Tokens, drafted: Tokens) -> Vector:
+        """[V], what the drafter reports as its next token's law; a "deterministic" one is its most likely token."""
 
-    def confidence(self, row: int, prefix: Tokens) -> float:
-        """That the draft after this prefix survives, in [0, 1]."""
+    def drawn_probs(self, row: int, text: Tokens, drafted: Tokens) -> Vector:
+        """[V], the law that its next token is really drawn from."""
+
+    def confidence(self, row: int, text: Tokens, drafted: Tokens) -> float | None:
+        """That the next draft survives, in [0, 1]; None if the drafter doesn't say."""
+
+    def num_drafted(self, row: int, text: Tokens) -> int:
+        """Tokens that it drafts here, at most draft_length."""
 
 
 def target_probs(world: World, row: int, prefix: Tokens) -> Vector:
@@ -62,20 +68,22 @@ def target_probs(world: World, row: int, prefix: Tokens) -> Vector:
     return law
 
 
-def drafts_after(world: World, row: int, prefix: Tokens) -> list[tuple[Tokens, float]]:
+def drafts_after(world: World, row: int, text: Tokens) -> list[tuple[Tokens, float]]:
     """Every draft that may follow, with its probability."""
+    length = world.num_drafted(row, text)
     if world.proposal == "deterministic":
         tokens: Tokens = ()
-        for _ in range(world.draft_length):
-            tokens += (int(world.draft_probs(row, prefix + tokens).argmax()),)
+        for _ in range(length):
+            tokens += (int(world.draft_probs(row, text, tokens).argmax()),)
         return [(tokens, 1.0)]
-    found = []
-    for tokens in product(range(world.vocab_size), repeat=world.draft_length):
-        weight = 1.0
-        for k, token in enumerate(tokens):
-            weight *= float(world.draft_probs(row, prefix + tokens[:k])[token])
-        if weight > 0.0:
-            found.append((tokens, weight))
+    found: list[tuple[Tokens, float]] = [((), 1.0)]
+    for _ in range(length):
+        found = [
+            ((*tokens, token), weight * float(share))
+            for tokens, weight in found
+            for token, share in enumerate(world.drawn_probs(row, text, tokens))
+            if share > 0.0
+        ]
     return found
 
 
@@ -99,14 +107,21 @@ class RandomWorld:
     def target_logits(self, row: int, prefix: Tokens) -> Tensor:
         return torch.from_numpy(self._logits(row, prefix, 0))
 
-    def draft_probs(self, row: int, prefix: Tokens) -> Vector:
-        logits = torch.from_numpy(self._logits(row, prefix, 1)).unsqueeze(0)
+    def draft_probs(self, row: int, text: Tokens, drafted: Tokens) -> Vector:
+        logits = torch.from_numpy(self._logits(row, text + drafted, 1)).unsqueeze(0)
         law: Vector = probabilities(logits, self.sampling)[0].double().numpy()
         return law
 
-    def confidence(self, row: int, prefix: Tokens) -> float:
+    def drawn_probs(self, row: int, text: Tokens, drafted: Tokens) -> Vector:
+        return self.draft_probs(row, text, drafted)
+
+    def confidence(self, row: int, text: Tokens, drafted: Tokens) -> float | None:
         # A few levels only, so that ties between rows and positions happen.
-        return float(self._generator(row, prefix, 2).choice([0.0, 0.3, 0.6, 0.9, 1.0], p=[0.1, 0.2, 0.3, 0.3, 0.1]))
+        levels, shares = [0.0, 0.3, 0.6, 0.9, 1.0], [0.1, 0.2, 0.3, 0.3, 0.1]
+        return float(self._generator(row, text + drafted, 2).choice(levels, p=shares))
+
+    def num_drafted(self, row: int, text: Tokens) -> int:
+        return self.draft_length
 
     def _logits(self, row: int, prefix: Tokens, which: int) -> Vector:
         key = (row, prefix, which)

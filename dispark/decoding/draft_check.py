@@ -16,6 +16,7 @@ from dispark.interfaces import Scheduler
 from dispark.types import Draft, Load, Sampling
 
 _SUM_TOLERANCE = 1e-3
+_LAWS = (torch.float32, torch.float64)  # the latter from targets in float64
 
 
 def draft_limit(scheduler: Scheduler, load: Load, draft_length: int) -> int:
@@ -68,7 +69,7 @@ def check_draft(
             raise _error(drafter, "probs_BGV", "None", 'the law of every token (proposal="sampled", temperature > 0)')
     elif drafter.proposal == "deterministic":
         raise _error(drafter, "probs_BGV", _shape(probs), 'None (proposal="deterministic")')
-    elif not isinstance(probs, Tensor) or probs.dtype != torch.float32 or probs.shape != (*tokens.shape, vocab_size):
+    elif not isinstance(probs, Tensor) or probs.dtype not in _LAWS or probs.shape != (*tokens.shape, vocab_size):
         raise _error(drafter, "probs_BGV", _shape(probs), f"float32 {[*tokens.shape, vocab_size]}")
     if reads_values:
         check_values(draft, drafter, vocab_size)

@@ -27,7 +27,12 @@ from dispark.targets.hub import snapshot
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,  # for audits
+}
 
 # What a model folder consists of: weights, configs, chat template, and the older tokenizer formats.
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
