@@ -17,9 +17,8 @@ from dispark.decoding.random import RowGenerators
 from dispark.decoding.target import TargetModel
 from dispark.interfaces import Drafter
 from dispark.schedulers import calibration_file
+from dispark.schedulers.calibration import EPSILON
 from dispark.types import Draft, Sampling
-
-_EPSILON = 1e-6  # as in schedulers/calibration.py: a logit has no end at 0 and 1
 
 
 def calibration_path(drafter: Mapping[str, Any], value: str | None) -> str | None:
@@ -77,9 +76,8 @@ class CalibratedDrafter:
             raise ValueError(
                 f"{self._key}: was fitted for a drafter of other weights; 'dispark calibrate' fits it anew"
             )
-        given = self._fit.calibration.temperatures
-        padded = [*given, *[given[-1]] * self.uncalibrated.draft_length][: self.uncalibrated.draft_length]
-        self._temperature_G = torch.tensor(padded, dtype=torch.float32, device=target.device)
+        temperatures = self._fit.calibration.at(self.uncalibrated.draft_length)
+        self._temperature_G = torch.tensor(temperatures, dtype=torch.float32, device=target.device)
 
     def propose(
         self,
@@ -94,6 +92,6 @@ class CalibratedDrafter:
         if draft.confidence_BG is None:
             return draft
         assert self._temperature_G is not None, "bind() comes first"
-        logit_BG = draft.confidence_BG.float().clamp(_EPSILON, 1 - _EPSILON).logit()
+        logit_BG = draft.confidence_BG.float().clamp(EPSILON, 1 - EPSILON).logit()
         scaled_BG = (logit_BG / self._temperature_G[: logit_BG.shape[1]]).sigmoid()
         return replace(draft, confidence_BG=scaled_BG)

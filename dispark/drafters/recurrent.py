@@ -234,8 +234,12 @@ class RecurrentDrafter:
         assert features.hidden_NF is not None
         parts = features.hidden_NF.split(features.lengths)
         for row, part, tokens in zip(rows, parts, outcome.emitted, strict=True):
-            before, fed = self._pending.pop(row, (part[:0], []))  # still there where nothing was drafted
-            self._pending[row] = torch.cat([before, part[: len(tokens)]]), [*fed, *tokens]
+            new = part[: len(tokens)]
+            if row in self._pending:  # nothing was drafted, so what came before is still to be fed
+                before, fed = self._pending[row]
+                self._pending[row] = torch.cat([before, new]), [*fed, *tokens]
+            else:
+                self._pending[row] = new, tokens
 
     def drop(self, rows: Sequence[int]) -> None:
         """Frees the rows."""

@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_EPSILON = 1e-6  # confidences are kept so far from 0 and 1, where a logit has no end
+EPSILON = 1e-6  # confidences are kept so far from 0 and 1, where a logit has no end
 GRID = tuple(float(t) for t in np.round(np.geomspace(0.2, 5.0, 81), 6))
 NUM_BINS = 15
 
@@ -80,16 +80,18 @@ class Calibration:
                 f"calibration: temperatures {list(self.temperatures)} must be numbers above 0, at least one"
             )
 
+    def at(self, num: int) -> list[float]:
+        """Temperatures of the first `num` positions."""
+        return [*self.temperatures, *[self.temperatures[-1]] * num][:num]
+
     def apply(self, confidence_NG: Floats) -> Floats:
         """Calibrated conditional confidences [N, G]."""
-        width = confidence_NG.shape[1]
-        padded = [*self.temperatures, *[self.temperatures[-1]] * width][:width]
-        return scale(confidence_NG, np.asarray(padded, dtype=np.float64))
+        return scale(confidence_NG, np.asarray(self.at(confidence_NG.shape[1]), dtype=np.float64))
 
 
 def scale(confidence: Floats, temperature: Floats | float) -> Floats:
     """sigmoid(logit(confidence) / temperature)."""
-    kept = np.clip(confidence, _EPSILON, 1.0 - _EPSILON)
+    kept = np.clip(confidence, EPSILON, 1.0 - EPSILON)
     scaled: Floats = 1.0 / (1.0 + np.exp(-np.log(kept / (1.0 - kept)) / temperature))
     return scaled
 

@@ -53,7 +53,7 @@ def report(found: Rounds, calibration: Calibration, num_bins: int, seed: int = 0
         label_N, prompt_N = o.survives[is_in, k], found.prompt_N[is_in]
         line: dict[str, Any] = {
             "position": k + 1,
-            "temperature": [*calibration.temperatures, *[calibration.temperatures[-1]] * k][k],
+            "temperature": calibration.at(k + 1)[k],
             "survives": float(label_N.mean()),
             "num_rounds": int(is_in.sum()),
         }
