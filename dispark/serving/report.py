@@ -5,7 +5,7 @@ Frames in, plain dicts out. It knows neither models nor schedulers, and times ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +51,26 @@ class Sla:
                 raise ValueError(f"sla.{key}={value}: must be a number above 0, or null to ask for nothing")
 
 
-def check_sla(plain: Mapping[str, Any]) -> None:
-    """Raises ValueError for keys that an SLA doesn't have."""
-    if unknown := sorted(set(plain) - {"ttft_s", "tokens_per_s"}):
+def check_whole(plain: Mapping[str, Any], keys: Sequence[str], or_null: Sequence[str]) -> None:
+    """Raises ValueError for a top-level value below 1; those of `or_null` may be None."""
+    for key in keys:
+        if plain[key] < 1:
+            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
+    for key in or_null:
+        if plain[key] is not None and plain[key] < 1:
+            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1, or null")
+
+
+def check_arms(plain: Mapping[str, Any], parts: Sequence[str], needs: str) -> None:
+    """Raises ValueError for an SLA with other keys, an arm that lacks one of its parts, which `needs` says in words,
+    and a baseline that is none of the arms."""
+    if unknown := sorted(set(plain["sla"]) - {"ttft_s", "tokens_per_s"}):
         raise ValueError(f"sla.{unknown[0]}: no such key; allowed: ttft_s, tokens_per_s")
+    for name, node in plain["arms"].items():
+        if not isinstance(node, dict) or not set(parts) <= set(node):
+            raise ValueError(f"arms.{name}: must have {needs}")
+    if plain["baseline"] is not None and plain["baseline"] not in plain["arms"]:
+        raise ValueError(f"baseline={plain['baseline']}: must be one of the arms: {', '.join(plain['arms'])}")
 
 
 @dataclass(frozen=True)

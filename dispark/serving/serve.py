@@ -32,7 +32,8 @@ from dispark.serving.report import (
     FORMATS,
     Passes,
     Sla,
-    check_sla,
+    check_arms,
+    check_whole,
     frames_of,
     ratio_to,
     steady_sums,
@@ -288,12 +289,8 @@ class Serving:
 
 def _check(plain: Mapping[str, Any]) -> None:
     """Ranges of the top level. Raises ValueError."""
-    for key in ("max_new_tokens", "max_rows", "cycles", "block_tokens"):
-        if plain[key] < 1:
-            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
-    for key in ("num_requests", "kv_blocks", "min_new_tokens"):
-        if plain[key] is not None and plain[key] < 1:
-            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1, or null")
+    whole = ("max_new_tokens", "max_rows", "cycles", "block_tokens")
+    check_whole(plain, whole, or_null=("num_requests", "kv_blocks", "min_new_tokens"))
     if plain["min_new_tokens"] is not None and plain["min_new_tokens"] > plain["max_new_tokens"]:
         raise ValueError(
             f"min_new_tokens={plain['min_new_tokens']}: must be at most max_new_tokens={plain['max_new_tokens']}"
@@ -302,11 +299,6 @@ def _check(plain: Mapping[str, Any]) -> None:
         raise ValueError(f"warmup={plain['warmup']}: must be a whole number >= 0")
     if not 0.0 <= plain["cancel_share"] <= 1.0:
         raise ValueError(f"cancel_share={plain['cancel_share']}: must lie in 0 to 1")
-    check_sla(plain["sla"])
     if not plain["arms"]:
         raise ValueError("arms: there is none; choose with arm=none, or arm=[none,ngram]")
-    for name, node in plain["arms"].items():
-        if not isinstance(node, dict) or not {"drafter", "scheduler"} <= set(node):
-            raise ValueError(f"arms.{name}: must have a drafter and a scheduler; choose options with arm=[...]")
-    if plain["baseline"] is not None and plain["baseline"] not in plain["arms"]:
-        raise ValueError(f"baseline={plain['baseline']}: must be one of the arms: {', '.join(plain['arms'])}")
+    check_arms(plain, ("drafter", "scheduler"), "a drafter and a scheduler; choose options with arm=[...]")

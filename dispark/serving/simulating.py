@@ -28,7 +28,8 @@ from dispark.serving.report import (
     FORMATS,
     Passes,
     Sla,
-    check_sla,
+    check_arms,
+    check_whole,
     frames_of,
     ratio_to,
     steady_sums,
@@ -151,18 +152,9 @@ def _requests(plain: Mapping[str, Any], arrivals: Arrivals) -> list[Request]:
 
 def _check(plain: Mapping[str, Any]) -> None:
     """Ranges of the top level. Raises ValueError."""
-    for key in ("max_rows", "block_tokens"):
-        if plain[key] < 1:
-            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
-    for key in ("num_requests", "kv_blocks"):
-        if plain[key] is not None and plain[key] < 1:
-            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1, or null")
+    check_whole(plain, ("max_rows", "block_tokens"), or_null=("num_requests", "kv_blocks"))
     for key in ("prompt_tokens", "answer_tokens"):
         if len(plain[key]) != 2 or not 1 <= plain[key][0] <= plain[key][1]:
             raise ValueError(f"{key}={plain[key]}: must be [low, high] with 1 <= low <= high")
-    check_sla(plain["sla"])
-    for name, node in plain["arms"].items():
-        if not isinstance(node, dict) or not {"acceptance", "drafting", "scheduler"} <= set(node):
-            raise ValueError(f"arms.{name}: must have acceptance, drafting and scheduler; choose with simulated=[...]")
-    if plain["baseline"] is not None and plain["baseline"] not in plain["arms"]:
-        raise ValueError(f"baseline={plain['baseline']}: must be one of the arms: {', '.join(plain['arms'])}")
+    needs = "acceptance, drafting and scheduler; choose with simulated=[...]"
+    check_arms(plain, ("acceptance", "drafting", "scheduler"), needs)
