@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from audit.test_output_law import JAGGED, LOSSLESS
 
+from audit.test_output_law import JAGGED, LOSSLESS
 from dispark.audit.anticipation import find_anticipation
 from dispark.audit.controls import APPENDIX_A_COST, AppendixAWorld, RetrospectiveScheduler, WithoutStopScheduler
 from dispark.audit.world import RandomWorld
