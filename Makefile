@@ -6,11 +6,13 @@
 # TORCH_ARGS="--index-url URL"   where pip finds another build of torch, for example one for CPUs only
 # BENCH="task=chat,code drafter=none,ngram"   the sweep's axes; the first varies slowest
 # RUNS=results/runs/bench   where the sweep's runs go
+# TEST_ARGS="tests/decoding -x"   what pytest is told; by default a process for each of up to 4 cores
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_ARGS ?=
 BENCH ?= task=smoke drafter=ngram,ngram_hf,ngram_vllm max_new_tokens=40
 RUNS ?= results/runs/bench
+TEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist worksteal
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -35,7 +37,7 @@ bench: $(STAMP)
 	$(BIN)/dispark compare $(RUNS)
 
 test: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(TEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check --no-cache .

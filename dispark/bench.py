@@ -166,7 +166,7 @@ class Bench:
         arms = self._arms()
         self._warm_up(arms)
         self.meter.bind(device)
-        chunks = [self.prompts[i : i + self.cfg.chunk] for i in range(0, len(self.prompts), self.cfg.chunk)]
+        chunks = chunks_of(self.prompts, self.cfg.chunk, self.cfg.batch_size)
         schedule = list(order_of_passes(len(chunks), [arm.name for arm in arms], self.cfg.repeats))
         by_name = {arm.name: arm for arm in arms}
         every_s = 0.5 if sys.stderr.isatty() else 15.0  # a log file needs few lines
@@ -353,6 +353,14 @@ class Bench:
             "draft_cost_s": cost_s,
             "what_if_throughput_tokens_per_s": what_if_throughput_tokens_per_s(mine[0], mine[1], cost_s),
         }
+
+
+def chunks_of(prompts: Sequence[Prompt], size: int | None, batch_size: int) -> list[Sequence[Prompt]]:
+    """Prompts by chunk: `size` each, or evenly at least 4 and at least twice the rows of a batch, which stays full then."""
+    if size is None:
+        num_chunks = max(1, len(prompts) // max(4, 2 * batch_size))
+        size = max(1, -(-len(prompts) // num_chunks))
+    return [prompts[i : i + size] for i in range(0, len(prompts), size)]
 
 
 def order_of_passes(num_chunks: int, arms: Sequence[str], repeats: int) -> Iterator[tuple[int, str]]:

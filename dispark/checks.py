@@ -35,6 +35,8 @@ def validate(cfg: DictConfig) -> dict[str, Any]:
     """
     plain = check_top_level(cfg, "bench")
     for key, most in (("max_new_tokens", MAX_NEW_TOKENS), ("batch_size", MAX_BATCH_SIZE), ("repeats", 0), ("chunk", 0)):
+        if plain[key] is None:  # the schema lets only chunk be null
+            continue
         if plain[key] < 1:
             raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
         if most and plain[key] > most:

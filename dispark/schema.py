@@ -35,7 +35,7 @@ class BenchConfig:
     max_new_tokens: int = 128
     batch_size: int = 1
     repeats: int = 1
-    chunk: int = 4
+    chunk: int | None = None
     warmup: int = 1
     stop_strings: list[str] = field(default_factory=list)
     on_overlong: str = "error"

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -15,10 +15,11 @@ from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 
 import dispark.config
-from dispark.bench import order_of_passes, run_bench
+from dispark.bench import chunks_of, order_of_passes, run_bench
 from dispark.measure.acceptance import expected_acceptance_at, expected_matl
 from dispark.runs.loaded import LoadedRun, load_runs
 from dispark.runs.store import load
+from dispark.types import Prompt
 
 Run = Callable[..., LoadedRun]
 
@@ -43,6 +44,15 @@ def test_arms_go_forth_and_back_on_every_chunk() -> None:
     assert list(order_of_passes(2, ["A", "B"], 1)) == [(c, arm) for c in (0, 1) for arm in "ABBA"]
     assert [arm for _, arm in order_of_passes(1, ["A", "B"], 2)] == list("ABBAABBA")
     assert [arm for _, arm in order_of_passes(1, ["A"], 1)] == ["A", "A"]
+
+
+def test_chunks_fill_the_rows_of_a_batch() -> None:
+    prompts = cast("list[Prompt]", list(range(20)))
+    assert [len(c) for c in chunks_of(prompts, None, 1)] == [4] * 5
+    assert [len(c) for c in chunks_of(prompts, None, 3)] == [7, 7, 6]
+    assert [len(c) for c in chunks_of(prompts, None, 8)] == [20]
+    assert [len(c) for c in chunks_of(prompts[:2], None, 1)] == [2]
+    assert [len(c) for c in chunks_of(prompts, 6, 8)] == [6, 6, 6, 2]
 
 
 def test_the_records_agree_with_each_other(run: Run) -> None:

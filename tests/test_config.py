@@ -74,7 +74,7 @@ def test_every_target_has_the_shared_keys_with_the_class_s_defaults() -> None:
 def test_bench_composes_with_the_documented_defaults() -> None:
     cfg = composed()
     validate(cfg)
-    assert (cfg.seed, cfg.max_new_tokens, cfg.batch_size, cfg.repeats, cfg.chunk) == (0, 128, 1, 1, 4)
+    assert (cfg.seed, cfg.max_new_tokens, cfg.batch_size, cfg.repeats, cfg.chunk) == (0, 128, 1, 1, None)
     assert cfg.sampling.temperature == 0
     assert cfg.paths.runs == "results/runs"
     assert cfg.tracker._target_ == "dispark.runs.tracking.NullTracker"
