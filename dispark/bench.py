@@ -356,7 +356,7 @@ class Bench:
 
 
 def chunks_of(prompts: Sequence[Prompt], size: int | None, batch_size: int) -> list[Sequence[Prompt]]:
-    """Prompts by chunk: `size` each, or evenly at least 4 and at least twice the rows of a batch, which stays full then."""
+    """Prompts by chunk: `size` each, or evenly at least 4 and at least twice the rows of a batch, to keep it full."""
     if size is None:
         num_chunks = max(1, len(prompts) // max(4, 2 * batch_size))
         size = max(1, -(-len(prompts) // num_chunks))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,8 +137,20 @@ def frames_of(source: ServingSource, trace: Trace, repeat: int) -> tuple[pd.Data
     return pd.DataFrame(requests).assign(**tag), rounds.assign(**tag), steps.assign(**tag)
 
 
+def summarise_arms(arms: Mapping[str, Passes], baseline: str, sla: Sla) -> dict[str, dict[str, Any]]:
+    """All figures of every arm; `ratio` is of its throughput to the baseline's, None for itself and in open loops."""
+    sums = {name: steady_sums(passes) for name, passes in arms.items()}
+    found = {}
+    for name, passes in arms.items():
+        ratio = Estimate(None)
+        if name != baseline and passes.max_in_flight is not None:
+            ratio = ratio_to(sums[name], sums[baseline])
+        found[name] = summarise(passes, sla) | {"ratio": ratio.value, "ratio_ci": ratio.interval}
+    return found
+
+
 def summarise(passes: Passes, sla: Sla) -> dict[str, Any]:
-    """All figures of an arm; None where there is nothing to measure."""
+    """The figures of one arm alone; None where there is nothing to measure."""
     requests, rounds = passes.requests, passes.rounds
     served = requests[requests["error"].isna() & requests["finish_reason"].notna()]
     whole = served[served["finish_reason"] != "cancelled"]
@@ -282,14 +295,20 @@ def _quantiles(
     return found
 
 
-def table_row(arm: str, figures: Mapping[str, Any], ratio: Estimate | None) -> dict[str, Any]:
+def headline_of(path: Path, run: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """What a command's last line says of a run: some figures of every arm."""
+    arms = {name: {key: figures[key] for key in keys} for name, figures in run["arms"].items()}
+    return {"run": str(path), "arrivals": run["arrivals"], "baseline": run["baseline"], "arms": arms}
+
+
+def table_row(arm: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     """The line of an arm that is printed."""
     interval = figures["throughput_ci"]
     return {
         "arm": arm,
         "tok/s": figures["throughput_tokens_per_s"],
         "interval": None if interval is None else f"[{interval[0]:.1f}, {interval[1]:.1f}]",
-        "ratio": None if ratio is None or ratio.value is None else _ratio_text(ratio),
+        "ratio": _ratio_text(figures["ratio"], figures["ratio_ci"]),
         "tok/s/user": figures["tokens_per_s_p50"],
         "TTFT p50": figures["ttft_s_p50"],
         "p95": figures["ttft_s_p95"],
@@ -302,6 +321,7 @@ def table_row(arm: str, figures: Mapping[str, Any], ratio: Estimate | None) -> d
     }
 
 
-def _ratio_text(ratio: Estimate) -> str:
-    around = "" if ratio.interval is None else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"{ratio.value:.2f}x{around}"
+def _ratio_text(ratio: float | None, interval: Sequence[float] | None) -> str | None:
+    if ratio is None:
+        return None
+    return f"{ratio:.2f}x" if interval is None else f"{ratio:.2f}x [{interval[0]:.2f}, {interval[1]:.2f}]"

@@ -35,9 +35,8 @@ from dispark.serving.report import (
     check_arms,
     check_whole,
     frames_of,
-    ratio_to,
-    steady_sums,
-    summarise,
+    headline_of,
+    summarise_arms,
     table_row,
 )
 from dispark.serving.source import ServingSource
@@ -48,6 +47,7 @@ from dispark.types import EnergyReading, Prompt, Request, RequestRecord, Samplin
 
 log = logging.getLogger(__name__)
 
+_HEADLINE = ("throughput_tokens_per_s", "throughput_ci", "tokens_per_s_p50", "ttft_s_p95", "verify_budget", "matl")
 _WARMUP_TOKENS = 16
 
 
@@ -82,14 +82,8 @@ def run_serve(cfg: DictConfig) -> dict[str, Any]:
         if has_work:
             run = Serving(cfg, plain, store).run()
             print(to_text(pd.DataFrame(run["table"], dtype=object), FORMATS), flush=True)
-            return _headline(store.path, run)
-    return _headline(store.path, store.read().run)
-
-
-def _headline(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("throughput_tokens_per_s", "throughput_ci", "tokens_per_s_p50", "ttft_s_p95", "verify_budget", "matl")
-    arms = {name: {key: figures[key] for key in keys} for name, figures in run["arms"].items()}
-    return {"run": str(path), "arrivals": run["arrivals"], "baseline": run["baseline"], "arms": arms}
+            return headline_of(store.path, run, _HEADLINE)
+    return headline_of(store.path, store.read().run, _HEADLINE)
 
 
 class Serving:
@@ -236,24 +230,17 @@ class Serving:
 
     def _write(self) -> dict[str, Any]:
         passes = {arm.name: self._passes(arm) for arm in self.arms}
-        sums = {name: steady_sums(each) for name, each in passes.items()}
         baseline = self.cfg.baseline or self.arms[0].name
-        figures, table = {}, []
+        figures = summarise_arms(passes, baseline, self.sla)
         for arm in self.arms:
-            found = summarise(passes[arm.name], self.sla)
-            ratio = None if arm.name == baseline or self._users() is None else ratio_to(sums[arm.name], sums[baseline])
             joules = energy.combine(arm.readings, self.meter.min_window_s)
-            tokens = found["num_tokens"]
-            found |= {
-                "ratio": None if ratio is None else ratio.value,
-                "ratio_ci": None if ratio is None else ratio.interval,
+            tokens = figures[arm.name]["num_tokens"]
+            figures[arm.name] |= {
                 "energy": asdict(joules),
                 "joules_per_token": None if joules.energy_j is None or not tokens else joules.energy_j / tokens,
                 "is_lossless": self.verifier.is_lossless and arm.scheduler.is_lossless,
                 "drafter_weights": getattr(arm.drafter, "description", None),
             }
-            figures[arm.name] = found
-            table.append(table_row(arm.name, found, ratio))
         for kind, index in (("rounds", 1), ("steps", 2)):
             frames = [frame[index].assign(arm=arm.name) for arm in self.arms for frame in arm.frames]
             getattr(self.store, f"write_{kind}")(pd.concat(frames, ignore_index=True))
@@ -267,7 +254,7 @@ class Serving:
             "num_requests": len(self.requests),
             "baseline": baseline,
             "arms": figures,
-            "table": table,
+            "table": [table_row(name, found) for name, found in figures.items()],
             "losslessness": self._verdicts(),
             "config": self.plain,
             "choices": choices(),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -31,15 +30,15 @@ from dispark.serving.report import (
     check_arms,
     check_whole,
     frames_of,
-    ratio_to,
-    steady_sums,
-    summarise,
+    headline_of,
+    summarise_arms,
     table_row,
 )
 from dispark.serving.simulate import Engine
 from dispark.tasks.conversation import request_seed
 from dispark.types import Request
 
+_HEADLINE = ("throughput_tokens_per_s", "tokens_per_s_p50", "ttft_s_p95", "verify_budget", "mean_draft_length", "matl")
 _NUM_PROMPTS = 64  # of which each request is one, so that intervals have something to redraw
 
 
@@ -58,13 +57,7 @@ def run_simulate(cfg: DictConfig) -> dict[str, Any]:
     if has_work:
         print("simulated, not measured:")
         print(to_text(pd.DataFrame(run["table"], dtype=object), FORMATS), flush=True)
-    return _headline(store.path, run)
-
-
-def _headline(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("throughput_tokens_per_s", "tokens_per_s_p50", "ttft_s_p95", "verify_budget", "mean_draft_length", "matl")
-    arms = {name: {key: figures[key] for key in keys} for name, figures in run["arms"].items()}
-    return {"run": str(path), "is_simulated": True, "arrivals": run["arrivals"], "arms": arms}
+    return {"is_simulated": True} | headline_of(store.path, run, _HEADLINE)
 
 
 def _run(cfg: DictConfig, plain: Mapping[str, Any], store: RunStore) -> dict[str, Any]:
@@ -88,15 +81,7 @@ def _run(cfg: DictConfig, plain: Mapping[str, Any], store: RunStore) -> dict[str
         source, trace = engine.run(requests, plan, users, budget, longest + spare)
         passes[name] = Passes(*frames_of(source, trace, 0), users, cfg.block_tokens, longest + spare)
     baseline = cfg.baseline or next(iter(passes))
-    sums = {name: steady_sums(each) for name, each in passes.items()}
-    figures, table = {}, []
-    for name, each in passes.items():
-        ratio = None if name == baseline or users is None else ratio_to(sums[name], sums[baseline])
-        figures[name] = summarise(each, sla) | {
-            "ratio": None if ratio is None else ratio.value,
-            "ratio_ci": None if ratio is None else ratio.interval,
-        }
-        table.append(table_row(name, figures[name], ratio))
+    figures = summarise_arms(passes, baseline, sla)
     run: dict[str, Any] = {
         "kind": "simulate",
         "is_simulated": True,
@@ -107,7 +92,7 @@ def _run(cfg: DictConfig, plain: Mapping[str, Any], store: RunStore) -> dict[str
         "num_requests": len(requests),
         "baseline": baseline,
         "arms": figures,
-        "table": table,
+        "table": [table_row(name, found) for name, found in figures.items()],
         "config": plain,
         "choices": choices(),
         "provenance": provenance.collect("cpu", "none"),
