@@ -127,15 +127,19 @@ def fingerprint(rows: Iterable[TrainingRow]) -> str:
     return digest.hexdigest()
 
 
-def read_rows(folder: str | Path) -> Iterator[TrainingRow]:
+def read_rows(folder: str | Path, key: str = "data") -> Iterator[TrainingRow]:
     """The rows of a finished data set, in order.
+
+    Args:
+        folder: where it is.
+        key: that named the folder, for the error.
 
     Raises:
         ValueError: there is none in the folder.
     """
     path = Path(folder) / PARQUET
     if not path.is_file():
-        raise ValueError(f"data={folder}: has no {PARQUET}; 'dispark data' makes one")
+        raise ValueError(f"{key}={folder}: has no {PARQUET}; 'dispark data' makes one")
     from datasets import Dataset
 
     for line in Dataset.from_parquet(str(path)):

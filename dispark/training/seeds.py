@@ -11,11 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from dispark.tasks.hub import load_hub_rows
 from dispark.tasks.suite import JsonlSuite
 from dispark.training.prompts import template_prompts
+from dispark.training.rows import read_rows
 from dispark.training.words import CODE_TOPICS, LANGUAGES, LIFE_TOPICS, MATH_TOPICS, TOPICS
 
 log = logging.getLogger(__name__)
@@ -121,6 +123,24 @@ class JsonlSource:
     def seeds(self, seed: int) -> list[Seed]:
         with reported_as("prompts"):
             return [Seed(f"jsonl/{p.prompt_id}", self.kind, p.turns[0]) for p in self._suite.prompts()]
+
+
+class RowsSource:
+    """Prompts of a data set that `dispark data` made, to be answered again: with other sampling, or at greater length.
+
+    Args:
+        path: its folder.
+        limit: the first so many rows; None takes all.
+    """
+
+    def __init__(self, path: str, limit: int | None = None) -> None:
+        if limit is not None and limit < 1:
+            raise ValueError(f"prompts.limit={limit}: must be a whole number >= 1, or null for all")
+        self.path, self.limit = path, limit
+
+    def seeds(self, seed: int) -> list[Seed]:
+        rows = list(islice(read_rows(self.path, "prompts.path"), self.limit))
+        return [Seed(row.row_id, row.kind, row.prompt) for row in rows]
 
 
 @contextmanager

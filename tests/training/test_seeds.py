@@ -10,7 +10,16 @@ import pytest
 
 from dispark.training import seeds as module
 from dispark.training.data import evaluation_prompts
-from dispark.training.seeds import HubSource, JsonlSource, MixedSource, SelfSource, TemplateSource, first_user_turn
+from dispark.training.rows import RowWriter, TrainingRow
+from dispark.training.seeds import (
+    HubSource,
+    JsonlSource,
+    MixedSource,
+    RowsSource,
+    SelfSource,
+    TemplateSource,
+    first_user_turn,
+)
 
 PIN = "a" * 40
 ROWS = [
@@ -99,3 +108,20 @@ def test_complaints_name_the_keys_of_prompts(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text('{"turns": ["First?", "Second?"]}\n')
     assert [(seed.kind, seed.text) for seed in JsonlSource(str(file), kind="mine").seeds(0)] == [("mine", "First?")]
+
+
+def test_rows_that_are_there_are_asked_again(tmp_path: Path) -> None:
+    writer = RowWriter(tmp_path, {})
+    for number, kind in enumerate(("chat", "code", "math")):
+        writer.append(TrainingRow(f"self/{kind}/{number}", kind, f"Turn {number}?", [1, 2], [3], "length"))
+    writer.finish({})
+    found = RowsSource(str(tmp_path), limit=2).seeds(0)
+    assert [(seed.row_id, seed.kind, seed.text) for seed in found] == [
+        ("self/chat/0", "chat", "Turn 0?"),
+        ("self/code/1", "code", "Turn 1?"),
+    ]
+    assert len(RowsSource(str(tmp_path)).seeds(0)) == 3
+    with pytest.raises(ValueError, match=r"^prompts.path=/nowhere: has no data.parquet"):
+        RowsSource("/nowhere").seeds(0)
+    with pytest.raises(ValueError, match=r"^prompts.limit=0"):
+        RowsSource("/nowhere", limit=0)
