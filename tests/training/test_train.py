@@ -25,7 +25,7 @@ from dispark.targets.spec import load
 from dispark.training import blocks, trainer
 from dispark.training.attention import BlockCall
 from dispark.training.data import run_data
-from dispark.training.train import run_train
+from dispark.training.train import flushed_denormals, run_train
 
 REPO = Path(__file__).resolve().parents[2]
 STUDENTS = sorted(path.stem for path in (REPO / "conf" / "student").glob("*.yaml"))
@@ -344,3 +344,10 @@ def test_data_of_another_target(train: Train, data: Path, tmp_path: Path) -> Non
     (other / "data.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match=r"was made by target somebody, but this is tiny"):
         train(["dispark"], f"data={other}")
+
+
+def test_denormals_are_flushed_while_training_only() -> None:
+    small = torch.tensor([2e-38])
+    with flushed_denormals():
+        assert float(small / 4) == 0.0
+    assert float(small / 4) > 0.0
