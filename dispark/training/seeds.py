@@ -62,6 +62,11 @@ def _check_counts(counts: Mapping[str, int], allowed: Mapping[str, Any], key: st
             raise ValueError(f"prompts.{key}.{kind}={num}: must be a whole number >= 0")
 
 
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ValueError(f"prompts.limit={limit}: must be a whole number >= 1, or null for all")
+
+
 class TemplateSource:
     """Turns from the standard library's signatures and from templates, see prompts.py.
 
@@ -134,8 +139,7 @@ class RowsSource:
     """
 
     def __init__(self, path: str, limit: int | None = None) -> None:
-        if limit is not None and limit < 1:
-            raise ValueError(f"prompts.limit={limit}: must be a whole number >= 1, or null for all")
+        _check_limit(limit)
         self.path, self.limit = path, limit
 
     def seeds(self, seed: int) -> list[Seed]:
@@ -177,8 +181,7 @@ class HubSource:
         kind: str = "other",
         limit: int | None = None,
     ) -> None:
-        if limit is not None and limit < 1:
-            raise ValueError(f"prompts.limit={limit}: must be a whole number >= 1, or null for all")
+        _check_limit(limit)
         self.repo_id, self.revision, self.split, self.config_name = repo_id, revision, split, config_name
         self.column, self.kind, self.limit = column, kind, limit
 
