@@ -6,6 +6,7 @@ here they are only held against its annotations, all groups at once and before a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,16 @@ MAX_BATCH_SIZE = 4096
 MAX_NEW_TOKENS = 1_000_000
 
 
+def check_whole(plain: Mapping[str, Any], keys: Sequence[str], or_null: Sequence[str]) -> None:
+    """Raises ValueError for a top-level value below 1; those of `or_null` may be None."""
+    for key in keys:
+        if plain[key] < 1:
+            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
+    for key in or_null:
+        if plain[key] is not None and plain[key] < 1:
+            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1, or null")
+
+
 def validate(cfg: DictConfig) -> dict[str, Any]:
     """Checks the top level of `dispark bench`; imports nothing that the config names.
 
@@ -34,12 +45,9 @@ def validate(cfg: DictConfig) -> dict[str, Any]:
         ValueError: one line with the key, the value and what is allowed.
     """
     plain = check_top_level(cfg, "bench")
-    for key, most in (("max_new_tokens", MAX_NEW_TOKENS), ("batch_size", MAX_BATCH_SIZE), ("repeats", 0), ("chunk", 0)):
-        if plain[key] is None:  # the schema lets only chunk be null
-            continue
-        if plain[key] < 1:
-            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
-        if most and plain[key] > most:
+    check_whole(plain, ("max_new_tokens", "batch_size", "repeats"), or_null=("chunk",))
+    for key, most in (("max_new_tokens", MAX_NEW_TOKENS), ("batch_size", MAX_BATCH_SIZE)):
+        if plain[key] > most:
             raise ValueError(f"{key}={plain[key]}: must be at most {most}")
     if plain["warmup"] < 0:
         raise ValueError(f"warmup={plain['warmup']}: must be a whole number >= 0")

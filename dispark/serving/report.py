@@ -52,16 +52,6 @@ class Sla:
                 raise ValueError(f"sla.{key}={value}: must be a number above 0, or null to ask for nothing")
 
 
-def check_whole(plain: Mapping[str, Any], keys: Sequence[str], or_null: Sequence[str]) -> None:
-    """Raises ValueError for a top-level value below 1; those of `or_null` may be None."""
-    for key in keys:
-        if plain[key] < 1:
-            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
-    for key in or_null:
-        if plain[key] is not None and plain[key] < 1:
-            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1, or null")
-
-
 def check_arms(plain: Mapping[str, Any], parts: Sequence[str], needs: str) -> None:
     """Raises ValueError for an SLA with other keys, an arm that lacks one of its parts, which `needs` says in words,
     and a baseline that is none of the arms."""

@@ -17,6 +17,7 @@ import pandas as pd
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from dispark.checks import check_whole
 from dispark.config import build, choices, resolve
 from dispark.decoding.loop import DecodingLoop
 from dispark.drafters.calibrated import CalibratedDrafter, calibration_path
@@ -33,7 +34,6 @@ from dispark.serving.report import (
     Passes,
     Sla,
     check_arms,
-    check_whole,
     frames_of,
     headline_of,
     summarise_arms,

@@ -13,6 +13,7 @@ import pandas as pd
 from hydra.utils import get_class
 from omegaconf import DictConfig
 
+from dispark.checks import check_whole
 from dispark.config import build, choices, resolve
 from dispark.interfaces import Scheduler
 from dispark.measure import provenance
@@ -28,7 +29,6 @@ from dispark.serving.report import (
     Passes,
     Sla,
     check_arms,
-    check_whole,
     frames_of,
     headline_of,
     summarise_arms,
