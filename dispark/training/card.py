@@ -42,8 +42,8 @@ def write_card(folder: Path, name: str, run: Mapping[str, Any], lines: Sequence[
         "## Budget",
         f"{int(totals[f'anchors/{name}']):,} anchors, {int(totals['tokens']):,} tokens seen, batches of "
         f"{config['batch_rows']} rows, {totals['seconds'] / 3600:.2f} hours of steps for all drafters of the run "
-        f"({', '.join(config['students'])}); the draft vocabulary covers {run['draft_coverage'][name]:.2%} of the "
-        "answers.",
+        f"({', '.join(config['students'])}){_extensions(run)}; the draft vocabulary covers "
+        f"{run['draft_coverage'][name]:.2%} of the answers.",
         "",
         f"{_recipe(config['students'][name])}",
         "",
@@ -64,6 +64,11 @@ def write_card(folder: Path, name: str, run: Mapping[str, Any], lines: Sequence[
             "",
         ]
     write_text(folder / "README.md", "\n".join(text))
+
+
+def _extensions(run: Mapping[str, Any]) -> str:
+    """How the schedule of the learning rate changed on the way."""
+    return "".join(f", planned with {each['steps']} steps until step {each['until']}" for each in run["extended"])
 
 
 def _recipe(student: Mapping[str, Any]) -> str:

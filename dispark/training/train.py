@@ -34,6 +34,7 @@ from dispark.training.feature_cache import CachedFeatures
 from dispark.training.features import FeatureStream
 from dispark.training.plan import split_held_out
 from dispark.training.rows import TrainingRow, describe, read_all
+from dispark.training.state import StateStore
 from dispark.training.students import Student
 from dispark.training.trainer import Trainer, TrainSettings, read_metrics
 from dispark.training.world import World
@@ -41,6 +42,7 @@ from dispark.training.world import World
 log = logging.getLogger(__name__)
 
 SETTINGS, RUN = "settings.json", "run.json"
+EXTENDED = "extended"  # key of both files: how many steps the run was to have before, each until which step
 _NOT_SETTINGS = (
     "paths", "hydra", "out", "tracker", "data", "more_data", "overwrite", "minutes", "log_every", "checkpoint_every",
     "divergence", "parity_rows", "parity_tokens", "parity_tolerance", "feature_cache",
@@ -149,7 +151,8 @@ def _train(
         "held_out": last,
     }
     if world.is_first:
-        run = result | {"config": plain, "data": meta}
+        settings = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
+        run = result | {"config": plain, "data": meta, EXTENDED: settings.get(EXTENDED, [])}
         run["provenance"] = provenance.collect(target.device, target.dtype)
         write_text(out / RUN, dumps(run, indent=1) + "\n")
         for name in students:
@@ -160,8 +163,9 @@ def _train(
 
 
 def _key(out: Path) -> str:
-    """Of a run for trackers: its settings and its folder."""
-    text = (out / SETTINGS).read_text(encoding="utf-8") + str(out.resolve())
+    """Of a run for trackers: its settings, but for how long it goes on, and its folder."""
+    settings = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
+    text = dumps({key: settings[key] for key in settings if key not in ("steps", EXTENDED)}) + str(out.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -237,12 +241,20 @@ def _open_folder(out: Path, settings: dict[str, Any], overwrite: bool) -> None:
     check_writable(out, "out")
     note = out / SETTINGS
     wanted = json.loads(dumps(settings))
+    extended: list[dict[str, int]] = []
     if note.is_file():
         found = json.loads(note.read_text(encoding="utf-8"))
-        if found != wanted:
+        extended = found.pop(EXTENDED, [])
+        if found["steps"] < wanted["steps"] and found | {"steps": wanted["steps"]} == wanted:
+            step = max(StateStore(out / "state").steps(), default=0)
+            log.info("the run of %d steps goes on at step %d as one of %d", found["steps"], step, wanted["steps"])
+            extended.append({"steps": found["steps"], "until": step})
+        elif found != wanted:
             keys = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
             raise ValueError(
                 f"out={out}: holds a run of other settings ({', '.join(keys)}); "
-                "choose another folder, or overwrite=true"
+                "choose another folder, or overwrite=true (steps alone can be raised)"
             )
+    if extended:
+        wanted[EXTENDED] = extended
     write_text(note, dumps(wanted, indent=1) + "\n")

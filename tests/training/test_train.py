@@ -211,9 +211,25 @@ def test_killed_at_any_moment_and_resumed_it_ends_bit_for_bit_the_same(data: Pat
 
 def test_other_settings_need_another_folder(train: Train) -> None:
     train(["dispark"])
-    with pytest.raises(ValueError, match=r"out=.*holds a run of other settings \(steps\)"):
-        train(["dispark"], "steps=9")
-    assert train(["dispark"], "steps=9", "overwrite=true")["step"] == 9
+    for words in (["steps=5"], ["steps=9", "batch_rows=3"], ["batch_rows=3"]):
+        with pytest.raises(ValueError, match=r"out=.*holds a run of other settings \(.*steps alone can be raised"):
+            train(["dispark"], *words)
+    assert train(["dispark"], "steps=5", "overwrite=true")["step"] == 5
+
+
+def test_a_finished_run_goes_on_for_more_steps(train: Train, tmp_path: Path) -> None:
+    run, first = tmp_path / "run", train(["dispark"])
+    before = read_jsonl(run / "metrics.jsonl")
+    for _ in range(2):  # the same command finds what is done
+        last = train(["dispark"], "steps=9")
+        assert (last["step"], last["is_finished"]) == (9, True)
+        assert last["totals"]["anchors/dispark"] > first["totals"]["anchors/dispark"]
+        assert json.loads((run / "run.json").read_text())["extended"] == [{"steps": 6, "until": 6}]
+    lines = read_jsonl(run / "metrics.jsonl")
+    assert lines[: len(before)] == before
+    rates = {line["step"]: line["lr"] for line in lines if line["kind"] == "train"}
+    assert rates[8] > rates[6]  # the schedule is that of 9 steps, from step 6 on
+    assert "planned with 6 steps until step 6" in (run / "dispark" / "README.md").read_text()
 
 
 def test_more_rows_or_batches_a_step(train: Train, tmp_path: Path, data: Path) -> None:
