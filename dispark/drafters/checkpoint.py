@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dispark.drafters.storage import expand
+from dispark.drafters.storage import expand, portable
 from dispark.runs.files import write_atomic, write_text
 from dispark.targets.cache import file_sha256, weights_sha256
 from dispark.targets.quiet import first_line
@@ -286,5 +286,5 @@ def save_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[st
     folder.mkdir(parents=True, exist_ok=True)
     # Contiguous copies: aliased or sliced tensors can't be stored as they are.
     plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    write_text(folder / "config.json", json.dumps(dict(config), indent=2) + "\n")
+    write_text(folder / "config.json", json.dumps(portable(config), indent=2) + "\n")
     write_atomic(folder / "model.safetensors", lambda path: save_file(plain, path, metadata={"format": "pt"}))

@@ -1,4 +1,4 @@
-"""Weights in a quarter of float32's room: int8 by rows, for checkpoints that travel with a repository.
+"""What a checkpoint that travels is made of: weights in a quarter of float32's room, and a config without private keys.
 
 A matrix W is stored as int8 Q under its own name and one float32 scale a row under `<name>.int8_scale`, W = Q * scale,
 scale = max |row| / 127. Vectors and small tensors stay as they are. A loader that knows this gets float32 back; others
@@ -13,6 +13,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -55,6 +56,11 @@ def expand(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
     return found
 
 
+def portable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json without private keys: in those transformers keeps the path that a target was loaded from."""
+    return {key: value for key, value in config.items() if not key.startswith("_")}
+
+
 def write_compact(source: Path, folder: Path) -> int:
     """Copies a checkpoint with its weights as int8, and its card; returns the bytes of the weights.
 
@@ -64,7 +70,7 @@ def write_compact(source: Path, folder: Path) -> int:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     tensors = compress(load_file(source / "model.safetensors"))
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    write_text(folder / "config.json", json.dumps(portable(config), indent=2) + "\n")
     write_atomic(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
     if (source / "README.md").is_file():
         shutil.copyfile(source / "README.md", folder / "README.md")

@@ -54,6 +54,20 @@ def test_a_compact_checkpoint_drafts_nearly_the_same(tmp_path: Path) -> None:
     assert again.draft_length == drafter.draft_length
 
 
+def test_no_checkpoint_tells_where_its_target_lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = open_tiny("tiny")
+    for key in ("_name_or_path", "_model_name_or_path"):
+        monkeypatch.setattr(target.model.config, key, "/home/somebody/model", raising=False)
+    drafter = SemiAutoregressiveDrafter(random=BlockShape(rank=32))
+    drafter.bind(target, 1, 32)
+    drafter.save(tmp_path / "full", has_ends=False)
+    config = tmp_path / "full" / "config.json"
+    assert "somebody" not in config.read_text()
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"_name_or_path": "/home/somebody/model"}))
+    write_compact(tmp_path / "full", tmp_path / "compact")
+    assert "somebody" not in (tmp_path / "compact" / "config.json").read_text()
+
+
 def test_a_compact_file_with_a_row_too_many(tmp_path: Path) -> None:
     drafter = SemiAutoregressiveDrafter(random=BlockShape(rank=32))
     drafter.bind(open_tiny("tiny"), 1, 32)
