@@ -251,6 +251,10 @@ class SemiAutoregressiveDrafter:
         """Ids that can be drafted; None is all."""
         return self._shape.draft_vocab_size if self._config is None else self._config.draft_vocab_size
 
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        return self.network.vocabulary
+
     def save(self, folder: str | Path, has_ends: bool = True) -> None:
         """Writes the network of a bound or started drafter; see saving.py."""
         assert self._made_for is not None, "bind() or start() comes first"

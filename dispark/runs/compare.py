@@ -28,6 +28,7 @@ from dispark.measure.stats import (
 from dispark.measure.throughput import (
     BASELINE_ARM,
     GENERATE_ARM,
+    PROMPT_KEY,
     of_arm,
     prompt_totals,
     speedup_sums,
@@ -183,8 +184,10 @@ def _own_sums(run: LoadedRun) -> dict[str, PromptSums]:
 
 
 def _rounds_by_prompt(run: LoadedRun) -> pd.DataFrame:
-    """Emitted tokens and rounds of a run's own arm, one row a prompt."""
+    """Emitted tokens and rounds of a run's own arm, one row a prompt; none where no answer had a second token."""
     rounds = of_arm(run.rounds, run.arm)
+    if rounds.empty:
+        rounds = pd.DataFrame({key: pd.Series(dtype=float) for key in (*PROMPT_KEY, "num_emitted")})
     return sum_by_prompt(rounds, {"emitted": rounds["num_emitted"], "rounds": np.ones(len(rounds))})
 
 

@@ -51,10 +51,6 @@ class BlockStudent:
         self._weights = BlockLossWeights() if loss is None else loss
         self._num_anchors = num_anchors
 
-    @property
-    def draft_vocab_size(self) -> int | None:
-        return self.drafter.draft_vocab_size
-
     def start(self, target: TargetModel, draft_ids: Tensor | None) -> None:
         """See Student."""
         self.network = self.drafter.start(target, draft_ids)

@@ -6,6 +6,7 @@ row is on disk at once. How rows are made is synthesis.py's business, what they 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import platform
@@ -21,12 +22,12 @@ from tqdm import tqdm
 
 from dispark.config import build, resolve
 from dispark.decoding.loop import DecodingLoop
-from dispark.runs.files import check_writable
+from dispark.runs.files import check_writable, dumps, locked
 from dispark.runs.identity import content_hashes
 from dispark.targets.model import wrap
 from dispark.targets.spec import LoadedTarget, load
 from dispark.tasks.suite import SHIPPED, JsonlSuite, PackagedSuite
-from dispark.training.endpoint import OpenAIEndpoint
+from dispark.training.endpoint import ChatFormat, OpenAIEndpoint
 from dispark.training.filters import PromptFilter
 from dispark.training.rows import RowWriter, TrainingRow
 from dispark.training.seeds import Seed, reported_as
@@ -53,9 +54,26 @@ def run_data(cfg: DictConfig) -> dict[str, Any]:
     out = Path(plain["out"])
     check_writable(out, "out")
     settings = {key: value for key, value in plain.items() if key not in _NOT_SETTINGS}
+    kept_out = evaluation_prompts(plain["exclude"])
     settings |= {"contents": content_hashes(settings), "python": platform.python_version()}
+    settings |= {"kept_out": hashlib.sha256(dumps(kept_out).encode()).hexdigest()}
+    endpoint = build(cfg.endpoint)
+    chat = ChatFormat.of(plain["target"]) if isinstance(endpoint, OpenAIEndpoint) else None
+    with locked(out / ".lock", f"another dispark data in {out}"):
+        return _make(cfg, plain, out, settings, kept_out, endpoint, chat)
+
+
+def _make(
+    cfg: DictConfig,
+    plain: dict[str, Any],
+    out: Path,
+    settings: dict[str, Any],
+    kept_out: list[str],
+    endpoint: Any,
+    chat: ChatFormat | None,
+) -> dict[str, Any]:
     writer = RowWriter(out, settings)
-    prompt_filter = PromptFilter(evaluation_prompts(plain["exclude"]))
+    prompt_filter = PromptFilter(kept_out)
     seeds: list[Seed] = build(cfg.prompts).seeds(cfg.seed)
     for row in writer.rows:  # what is there counts as seen
         prompt_filter.accepts(row.prompt)
@@ -64,9 +82,8 @@ def run_data(cfg: DictConfig) -> dict[str, Any]:
     waiting = [item for item in seeds if item.row_id not in done]
     if waiting:
         loaded = load(build(cfg.target))
-        endpoint = build(cfg.endpoint)
-        if isinstance(endpoint, OpenAIEndpoint):
-            ask(endpoint, cfg, loaded, writer, prompt_filter, waiting, len(seeds))
+        if chat is not None:
+            ask(endpoint, chat, cfg, loaded, writer, prompt_filter, waiting, len(seeds))
         else:
             Synthesis(cfg, loaded, writer, prompt_filter).run(waiting, len(seeds))
     meta = writer.finish({"refused": dict(prompt_filter.refused), "num_seeds": len(seeds)})
@@ -86,6 +103,7 @@ def evaluation_prompts(exclude: list[str]) -> list[str]:
 
 def ask(
     endpoint: OpenAIEndpoint,
+    chat: ChatFormat,
     cfg: DictConfig,
     loaded: LoadedTarget,
     writer: RowWriter,
@@ -94,10 +112,13 @@ def ask(
     num_all: int,
 ) -> None:
     """Takes the answers from a server; see endpoint.py."""
-    tokenizer, prompts = loaded.tokenizer, {}
+    tokenizer, prompts, end = loaded.tokenizer, {}, _end_of(cfg.minutes)
 
     def accepted() -> Iterator[Seed]:
         for item in seeds:
+            if time.perf_counter() > end:
+                log.info("time is over; the same command goes on")
+                return
             if item.text is None or prompt_filter.accepts(item.text):
                 ids = [] if item.text is None else tokenizer.render([{"role": "user", "content": item.text}])
                 if len(ids) > cfg.max_prompt_tokens:
@@ -108,7 +129,7 @@ def ask(
 
     every_s = 0.5 if sys.stderr.isatty() else 15.0
     with tqdm(total=num_all, initial=num_all - len(seeds), unit="seed", mininterval=every_s) as bar:
-        for item, answer in endpoint.answers(accepted(), build(cfg.sampling), cfg.max_new_tokens, cfg.seed):
+        for item, answer in endpoint.answers(accepted(), build(cfg.sampling), cfg.max_new_tokens, cfg.seed, chat):
             assert item.text is not None
             ids = tokenizer.encode(answer.text)
             if answer.finish_reason == "stop" and tokenizer.eos_id is not None:
@@ -118,6 +139,11 @@ def ask(
             bar.update()
     for reason, num in endpoint.failed.items():
         prompt_filter.refused[reason] += num
+
+
+def _end_of(minutes: float | None) -> float:
+    """When no new prompt is taken any more, on the clock of time.perf_counter."""
+    return math.inf if minutes is None else time.perf_counter() + 60 * minutes
 
 
 class Synthesis:
@@ -132,7 +158,7 @@ class Synthesis:
 
     def __init__(self, cfg: DictConfig, loaded: LoadedTarget, writer: RowWriter, prompt_filter: PromptFilter) -> None:
         self.cfg, self.writer, self.filter = cfg, writer, prompt_filter
-        self.tokenizer = loaded.tokenizer
+        self.tokenizer, self.stop_strings = loaded.tokenizer, loaded.stop_strings
         longest = max(cfg.max_prompt_tokens + cfg.max_new_tokens, cfg.max_turn_tokens + 256)
         context = min(longest, loaded.max_context)
         drafter = build(cfg.drafter)
@@ -150,8 +176,7 @@ class Synthesis:
 
     def run(self, seeds: list[Seed], num_all: int) -> None:
         """Works through the seeds; prints an estimate from the first few conversations before the rest."""
-        minutes = self.cfg.minutes
-        self._end = math.inf if minutes is None else time.perf_counter() + 60 * minutes
+        self._end = _end_of(self.cfg.minutes)
         probe = min(len(seeds), self.cfg.batch_size)
         parts = [seeds[:probe]] + [seeds[i : i + self.cfg.part] for i in range(probe, len(seeds), self.cfg.part)]
         every_s = 0.5 if sys.stderr.isatty() else 15.0
@@ -182,6 +207,7 @@ class Synthesis:
             max_prompt_tokens=cfg.max_prompt_tokens,
             max_turn_tokens=cfg.max_turn_tokens,
             seed=cfg.seed,
+            stop_strings=self.stop_strings,
             is_over=self._is_over,
         )
 

@@ -6,6 +6,9 @@ For each slot, with draft logits z, q = softmax(z), the target's p, a label y an
 - L1             sum_v |q - p|:         gradient q * (s - sum_v s q), s = sign(q - p)
 - soft cross entropy  -sum_v p log q:   gradient q * sum_v p - p (that of the KL divergence of q from p)
 
+With factors on p (a reduced vocabulary's p, renormalised) these are between q and p times its factor; what is accepted
+is about p itself all the same.
+
 Written out like this, loss and gradient take one visit to each slot's logits, a few slots at a time, and nothing of
 the size of the vocabulary but the gradient itself is kept. Mass of p outside of what can be drafted adds to L1.
 
@@ -40,8 +43,8 @@ class SlotWeights:
 class Distances:
     """The weighted sum, a scalar with gradient, and without: float32 [S] of each slot.
 
-    `accept_S` is sum_v min(p, q) = 1 - L1 / 2, the chance that a sampled draft is accepted; `is_right_S` (bool) tells
-    whether the target's most likely token is the drafter's (or as likely as that).
+    `accept_S` is sum_v min(p, q), the chance that a sampled draft is accepted: 1 - L1 / 2 without factors on p;
+    `is_right_S` (bool) tells whether the target's most likely token is the drafter's (or as likely as that).
     """
 
     total: Tensor
@@ -53,7 +56,13 @@ class Distances:
 
 
 def distances(
-    logits_SV: Tensor, probs_at: ProbsAt, outside_S: Tensor, best_S: Tensor, labels_S: Tensor, w: SlotWeights
+    logits_SV: Tensor,
+    probs_at: ProbsAt,
+    outside_S: Tensor,
+    best_S: Tensor,
+    labels_S: Tensor,
+    w: SlotWeights,
+    factors_S: Tensor | None = None,
 ) -> Distances:
     """Compares S slots.
 
@@ -61,14 +70,15 @@ def distances(
         logits_SV: the drafter's, in any floating dtype.
         probs_at: the target's probabilities of the same ids.
         outside_S: float32 the target's mass on other ids.
-        best_S: int64 index of the target's most likely token among these ids.
+        best_S: int64 index of the target's most likely token, -1 where it isn't among these ids.
         labels_S: int64 index into V, or -1 where the token can't be drafted; its cross entropy is then 0.
-        w: factors.
+        w: weights.
+        factors_S: float32 on the target's probabilities, for all but `accept_S`; None for 1.
     """
-    total, ce, l1, soft, right = _Distances.apply(
-        logits_SV, probs_at, outside_S, best_S, labels_S, w.ce_S, w.l1_S, w.soft_S
+    total, ce, l1, soft, accept, right = _Distances.apply(
+        logits_SV, probs_at, outside_S, best_S, labels_S, w.ce_S, w.l1_S, w.soft_S, factors_S
     )
-    return Distances(total, ce, l1, soft, (1 - 0.5 * l1).clamp(0, 1), right)
+    return Distances(total, ce, l1, soft, accept, right)
 
 
 class _Distances(torch.autograd.Function):
@@ -83,10 +93,11 @@ class _Distances(torch.autograd.Function):
         ce_weight_S: Tensor,
         l1_weight_S: Tensor,
         soft_weight_S: Tensor,
+        factors_S: Tensor | None,
     ) -> tuple[Tensor, ...]:
         num = logits_SV.shape[0]
         grad_SV = torch.empty_like(logits_SV) if logits_SV.requires_grad else None
-        ce_S, l1_S, soft_S = (torch.zeros(num, device=logits_SV.device) for _ in range(3))
+        ce_S, l1_S, soft_S, accept_S = (torch.zeros(num, device=logits_SV.device) for _ in range(4))
         right_S = torch.zeros(num, dtype=torch.bool, device=logits_SV.device)
         for low in range(0, num, _CHUNK):
             part = slice(low, min(low + _CHUNK, num))
@@ -98,13 +109,19 @@ class _Distances(torch.autograd.Function):
             q = (z - most).exp_()
             scale = q.sum(-1, keepdim=True)
             lse = scale.log() + most
+            q.div_(scale)
+            if factors_S is not None:
+                accept_S[part] = torch.minimum(p, q).sum(-1)
+                p = p * factors_S[part].unsqueeze(-1)
             mass = p.sum(-1, keepdim=True)
             ce_S[part] = (lse - z.gather(-1, label)).squeeze(-1) * has_label
             soft_S[part] = (mass * lse).squeeze(-1) - torch.einsum("sv,sv->s", p, z)
-            right_S[part] = (z.gather(-1, best_S[part].unsqueeze(-1)) >= most).squeeze(-1)
-            q.div_(scale)
+            best = best_S[part].unsqueeze(-1)
+            right_S[part] = ((z.gather(-1, best.clamp_min(0)) >= most) & (best >= 0)).squeeze(-1)
             difference = q - p
             l1_S[part] = difference.abs().sum(-1) + outside_S[part]
+            if factors_S is None:
+                accept_S[part] = (1 - 0.5 * l1_S[part]).clamp_(0, 1)
             if grad_SV is None:
                 continue
             a, b, c = (w[part].unsqueeze(-1) for w in (ce_weight_S, l1_weight_S, soft_weight_S))
@@ -117,11 +134,11 @@ class _Distances(torch.autograd.Function):
             grad_SV[part] = gradient
         ctx.grad_SV = grad_SV
         total = (ce_weight_S * ce_S + l1_weight_S * l1_S + soft_weight_S * soft_S).sum()
-        ctx.mark_non_differentiable(ce_S, l1_S, soft_S, right_S)
-        return total, ce_S, l1_S, soft_S, right_S
+        ctx.mark_non_differentiable(ce_S, l1_S, soft_S, accept_S, right_S)
+        return total, ce_S, l1_S, soft_S, accept_S, right_S
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         grad_SV = ctx.grad_SV
         ctx.grad_SV = None
-        return (grad_SV * grads[0].to(grad_SV.dtype), None, None, None, None, None, None, None)
+        return (grad_SV * grads[0].to(grad_SV.dtype), *[None] * 8)

@@ -16,9 +16,9 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dispark.tasks.conversation import request_seed
@@ -46,6 +46,34 @@ class Answer:
 
     text: str
     finish_reason: str
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """What a target's prompts hold beside the user's turn; the server has to render the same.
+
+    Args:
+        system_prompt: None leaves it to the template.
+        template_kwargs: variables of the template, which servers of open models read.
+    """
+
+    system_prompt: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, target: Mapping[str, Any]) -> ChatFormat:
+        """Of a target's config.
+
+        Raises:
+            ValueError: the format can't be asked of a server.
+        """
+        if target.get("chat_template") is not None:
+            raise ValueError(
+                "target.chat_template: a server renders with the model's own; must be null with an endpoint"
+            )
+        if target.get("stop_strings"):
+            raise ValueError("target.stop_strings: servers cut them out of answers; must be empty with an endpoint")
+        return cls(target.get("system_prompt"), target.get("template_kwargs") or {})
 
 
 class OpenAIEndpoint:
@@ -85,20 +113,25 @@ class OpenAIEndpoint:
         self.failed: Counter[str] = Counter()
 
     def answers(
-        self, seeds: Iterable[Seed], sampling: Sampling, max_new_tokens: int, seed: int
+        self,
+        seeds: Iterable[Seed],
+        sampling: Sampling,
+        max_new_tokens: int,
+        seed: int,
+        chat: ChatFormat | None = None,
     ) -> Iterator[tuple[Seed, Answer]]:
         """Yields answers as they come, in no fixed order; those that can't be had are counted in `failed`.
 
         Raises:
             ValueError: a seed without a text, a request that the server refuses, or one that no longer answers.
         """
-        waiting, in_a_row = iter(seeds), 0
+        waiting, in_a_row, chat = iter(seeds), 0, chat or ChatFormat()
         open_requests: dict[Future[Answer], Seed] = {}
         with ThreadPoolExecutor(self.concurrency) as pool:
             try:
                 while True:
                     while len(open_requests) < self.concurrency and (item := next(waiting, None)) is not None:
-                        body = self._body(item, sampling, max_new_tokens, request_seed(seed, item.row_id))
+                        body = self._body(item, sampling, max_new_tokens, request_seed(seed, item.row_id), chat)
                         open_requests[pool.submit(self._ask, body)] = item
                     if not open_requests:
                         return
@@ -122,14 +155,15 @@ class OpenAIEndpoint:
                 for request in open_requests:
                     request.cancel()
 
-    def _body(self, item: Seed, sampling: Sampling, max_new_tokens: int, seed: int) -> bytes:
+    def _body(self, item: Seed, sampling: Sampling, max_new_tokens: int, seed: int, chat: ChatFormat) -> bytes:
         if item.text is None:
             raise ValueError(
                 "prompts: turns that the target writes itself need the loop; use other prompts with an endpoint"
             )
+        head = [] if chat.system_prompt is None else [{"role": "system", "content": chat.system_prompt}]
         fields: dict[str, Any] = {
             "model": self.model,
-            "messages": [{"role": "user", "content": item.text}],
+            "messages": [*head, {"role": "user", "content": item.text}],
             "temperature": sampling.temperature,
             "max_tokens": max_new_tokens,
             "seed": seed % 2**31,
@@ -138,6 +172,8 @@ class OpenAIEndpoint:
             fields["top_p"] = sampling.top_p
         if sampling.top_k is not None:
             fields["top_k"] = sampling.top_k  # not in the protocol, but servers of open models read it
+        if chat.template_kwargs:
+            fields["chat_template_kwargs"] = dict(chat.template_kwargs)
         return json.dumps(fields).encode()
 
     def _ask(self, body: bytes) -> Answer:

@@ -44,7 +44,7 @@ class CachedFeatures(FeatureStream):
     Args:
         online: makes the states. A folder with more layers than it reads serves as well.
         folder: of the cache, made where absent.
-        identity: what decides the states beside layers and tokens: the target's weights.
+        identity: what decides the states beside layers, tokens and the dtype of the target: its weights.
 
     Raises:
         ValueError: the folder holds the states of something else.
@@ -53,11 +53,13 @@ class CachedFeatures(FeatureStream):
     def __init__(self, online: FeatureStream, folder: Path, identity: Mapping[str, Any]) -> None:
         note = folder / _META
         found = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else None
-        if found is not None and set(online.layers) < set(found["layers"]):
+        if found is not None and set(online.layers) <= set(found["layers"]) and list(online.layers) != found["layers"]:
             online = FeatureStream(online.target, found["layers"], online.max_tokens)
         super().__init__(online.target, online.layers, online.max_tokens)
         self.online, self.folder = online, folder
-        whole = {**identity, "layers": list(online.layers), "max_tokens": online.max_tokens, "dtype": "bfloat16"}
+        computed = str(online.target.dtype).removeprefix("torch.")
+        whole = {**identity, "layers": list(online.layers), "max_tokens": online.max_tokens}
+        whole |= {"computed_in": computed, "kept_in": "bfloat16"}
         self._identity = json.loads(dumps(whole))
         self._width = len(online.layers) * online.target.hidden_size
         self._places: dict[str, tuple[int, int, int]] = {}  # row: shard, first token, tokens

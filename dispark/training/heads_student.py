@@ -55,10 +55,6 @@ class HeadsStudent:
         """See Student."""
         return {}
 
-    @property
-    def draft_vocab_size(self) -> int | None:
-        return self.drafter.draft_vocab_size
-
     def start(self, target: TargetModel, draft_ids: Tensor | None) -> None:
         """See Student."""
         self.network: nn.Module = self.drafter.start(target, draft_ids)

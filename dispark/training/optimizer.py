@@ -24,7 +24,8 @@ class OptimizerSettings:
         clip: largest norm of all gradients together.
         weight_decay: decoupled.
         beta1, beta2, eps: of AdamW.
-        ema: decay of an average of the weights, which is then what is checked and saved; None for none.
+        ema: decay of an average of the weights, which is then what is checked and saved; None for none. Step t decays
+            by no more than (1 + t) / (10 + t), so that the weights before training are soon forgotten.
     """
 
     warmup: float = 0.04
@@ -134,7 +135,9 @@ class MasterAdamW:
                 torch._foreach_copy_(self._parameters, self.masters)
                 if self._average is not None:
                     assert self._settings.ema is not None
-                    torch._foreach_lerp_(self._average, self.masters, 1 - self._settings.ema)
+                    done = int(self._adam.state[self.masters[0]]["step"])
+                    decay = min(self._settings.ema, (1 + done) / (10 + done))
+                    torch._foreach_lerp_(self._average, self.masters, 1 - decay)
         self._adam.zero_grad(set_to_none=True)
         return norm
 
@@ -174,5 +177,5 @@ class MasterAdamW:
                 keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in state]
                 if keys:
                     kept: Any = self._adam.state[master]
-                    kept |= {key: state[f"{key}/{name}"].clone() for key in keys}
+                    kept |= {key: state[f"{key}/{name}"].to(master.device, copy=True) for key in keys}
             torch._foreach_copy_(self._parameters, self.masters)

@@ -117,7 +117,7 @@ def check_parity(
         student: as it was saved.
         drafter: that reads the saved checkpoint.
         target: of both.
-        stream: gives the training forward its features.
+        stream: gives the training forward its features; must not cut these texts.
         rows: whose prompts are decoded.
         max_new_tokens: of each answer.
     """
@@ -128,8 +128,9 @@ def check_parity(
         for row in rows
         if rounds[row.row_id]
     ]
-    batch = stream.batch(texts)
+    batch = stream.batch(texts) if texts else None
     for i, text in enumerate(texts):
+        assert batch is not None
         tokens, found = text.tokens, rounds[text.row_id]
         anchors_A = torch.tensor([r.anchor for r in found], device=target.device)
         predicted = student.predict(batch, i, anchors_A).tolist()

@@ -2,7 +2,9 @@
 
 With one step it is the training of a single MTP module. A step's loss is a mean over ALL positions of the batch, as in
 DeepSpec's code, or over supervised ones; steps decay. With a reduced vocabulary the target's distribution is
-renormalised on it, and positions whose most likely token it lacks are left out (Li et al. 2025).
+renormalised on it, and positions whose most likely token it lacks are left out (Li et al. 2025); the figures are over
+all supervised positions and the target's own distribution. The last draft of an answer has no token of the text to be
+held against, so it has no cross entropy.
 
 It knows neither data nor optimizers; the forward is in eagle3_ttt.py, the losses' gradients in distances.py.
 """
@@ -76,10 +78,6 @@ class RecurrentStudent:
         """See Student."""
         return {}
 
-    @property
-    def draft_vocab_size(self) -> int | None:
-        return self.drafter.draft_vocab_size
-
     def start(self, target: TargetModel, draft_ids: Tensor | None) -> None:
         """See Student."""
         self.network = self.drafter.start(target, draft_ids)
@@ -95,43 +93,55 @@ class RecurrentStudent:
         num_all = reduce(torch.tensor(float(position_BT.numel()), device=position_BT.device))
         total = torch.zeros((), device=position_BT.device)
         parts: dict[str, Tensor] = {}
+        is_answer_BT = batch.loss_mask_BT & batch.is_real_BT
         accept, right, count = [], [], []
         for s, (_, hidden_BTD) in enumerate(ttt_states(self.network, self._ends, sequences, self._num_steps)):
             ahead_BT = (position_BT + 1 + s).clamp_max(position_BT.shape[1] - 1)
             index_BT = batch.teacher.index(ahead_BT)
             seen_BT = supervised(sequences, s) & (index_BT >= 0)
-            if self._vocabulary is not None:
-                seen_BT &= self._vocabulary.t2d[laws.top_M[index_BT.clamp_min(0)]]
-            num_seen = seen_BT.float().sum()
-            divisor = num_all if self._weights.mean_over == "all" else reduce(num_seen) + 1e-6
-            found, mass_S = self._compare(hidden_BTD, seen_BT, index_BT, shift_left(batch.tokens_BT, s + 2), laws)
-            total = total + self._weights.decay**s * found.total / divisor
-            parts[f"step{s}"] = found.total.detach() / divisor
-            accept.append((found.accept_S * mass_S).sum())
+            labels_BT = shift_left(batch.tokens_BT, s + 2).masked_fill(~shift_left(is_answer_BT, s + 2), -1)
+            found = self._compare(hidden_BTD, seen_BT, index_BT, labels_BT, laws, num_all, reduce)
+            total = total + self._weights.decay**s * found.total
+            parts[f"step{s}"] = found.total.detach()
+            accept.append(found.accept_S.sum())
             right.append(found.is_right_S.float().sum())
-            count.append(num_seen)
+            count.append(seen_BT.float().sum())
         parts = {"loss": total.detach(), **parts}
         stacked = [torch.stack(values).detach() for values in (accept, right, count)]
         return StudentLoss(total, parts, stacked[0], stacked[1], stacked[2], num_anchors=int(count[0]))
 
     def _compare(
-        self, hidden_BTD: Tensor, seen_BT: Tensor, index_BT: Tensor, labels_BT: Tensor, laws: TeacherLaws
-    ) -> tuple[Distances, Tensor]:
-        """(distances of the supervised positions, the target's mass on what can be drafted)."""
+        self,
+        hidden_BTD: Tensor,
+        seen_BT: Tensor,
+        index_BT: Tensor,
+        labels_BT: Tensor,
+        laws: TeacherLaws,
+        num_all: Tensor,
+        reduce: Reduce,
+    ) -> Distances:
+        """Of the supervised positions; labels are -1 where the text has none."""
         index_S, labels_S = index_BT[seen_BT], labels_BT[seen_BT]
-        mass_S = 1 - laws.outside_M[index_S]
+        is_taught_S, factors_S = torch.ones_like(index_S, dtype=torch.bool), None
         if self._vocabulary is not None:
-            labels_S = self._vocabulary.to_draft(labels_S)
-        w = [torch.full_like(mass_S, factor) for factor in (self._weights.ce, self._weights.l1, self._weights.soft)]
-        found = distances(
+            is_taught_S = laws.best_M[index_S] >= 0
+            factors_S = 1 / (1 - laws.outside_M[index_S]).clamp_min(1e-6)
+            labels_S = torch.where(labels_S >= 0, self._vocabulary.to_draft(labels_S.clamp_min(0)), -1)
+        has_label_S = is_taught_S & (labels_S >= 0)
+        each = [num_all, num_all]
+        if self._weights.mean_over == "supervised":
+            each = list(reduce(torch.stack([is_taught_S.float().sum(), has_label_S.float().sum()])) + 1e-6)
+        slot_S, label_S = is_taught_S / each[0], has_label_S / each[1]
+        w = self._weights
+        return distances(
             self._ends.logits(self.network.read(hidden_BTD[seen_BT])),
-            lambda part: laws.probs_MV[index_S[part]] / mass_S[part].unsqueeze(-1),
-            torch.zeros_like(mass_S),
+            lambda part: laws.probs_MV[index_S[part]],
+            torch.zeros_like(slot_S),
             laws.best_M[index_S],
             labels_S,
-            SlotWeights(w[0], w[1], w[2]),
+            SlotWeights(w.ce * label_S, w.l1 * slot_S, w.soft * slot_S),
+            factors_S,
         )
-        return found, mass_S
 
     def _sequences(self, batch: FeatureBatch) -> TttBatch:
         features = batch.features(self.feature_layers)

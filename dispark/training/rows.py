@@ -31,7 +31,7 @@ class TrainingRow:
         prompt: the user's turn as text.
         prompt_ids: all ids before the answer, template included.
         output_ids: the answer's ids, with the token that ends the turn if there is one.
-        finish_reason: how the answer ended: stop, length or context.
+        finish_reason: how the answer ended: stop, stop_string, length or context.
     """
 
     row_id: str

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dispark.runs.files import dumps
 
-_META = "state.json"
+_META, _CHECKED = "state.json", "checked"
 
 
 class StateStore:
@@ -38,6 +38,14 @@ class StateStore:
     def steps(self) -> list[int]:
         """Steps of the states that are there, ascending."""
         return sorted(int(path.parent.name.removeprefix("step-")) for path in self.folder.glob(f"step-*/{_META}"))
+
+    def is_checked(self, step: int) -> bool:
+        """Whether `mark_checked` was called for a state."""
+        return (self.path(step) / _CHECKED).is_file()
+
+    def mark_checked(self, step: int) -> None:
+        """What goes with a state is complete: checkpoints, held-out figures, parity."""
+        (self.path(step) / _CHECKED).touch()
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"

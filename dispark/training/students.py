@@ -48,6 +48,18 @@ class StudentLoss:
     num_anchors: int
 
 
+class LearnedDrafter(Protocol):
+    """What a student's drafter tells of its ids."""
+
+    @property
+    def draft_vocab_size(self) -> int | None:
+        """Ids that can be drafted, None is all; known before anything is made."""
+
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """Those ids, known after `start`; None is all."""
+
+
 class Student(Protocol):
     """What the trainer uses."""
 
@@ -56,12 +68,12 @@ class Student(Protocol):
     network: nn.Module
 
     @property
-    def own_lrs(self) -> Mapping[str, float]:
-        """Peak learning rates of single parameters, by name, where they aren't `lr`; known after `start`."""
+    def drafter(self) -> LearnedDrafter:
+        """What is trained."""
 
     @property
-    def draft_vocab_size(self) -> int | None:
-        """Known before `start`."""
+    def own_lrs(self) -> Mapping[str, float]:
+        """Peak learning rates of single parameters, by name, where they aren't `lr`; known after `start`."""
 
     def start(self, target: TargetModel, draft_ids: Tensor | None) -> None:
         """Makes the float32 network; `draft_ids` where there is a reduced vocabulary."""

@@ -47,6 +47,7 @@ class SynthesisSource:
         max_prompt_tokens: rendered prompts longer than this are left out.
         max_turn_tokens: cap of a turn that the target writes.
         seed: of the run.
+        stop_strings: texts that end an answer.
         is_over: once true, no new seed is taken; what was begun is finished.
     """
 
@@ -61,13 +62,14 @@ class SynthesisSource:
         max_prompt_tokens: int,
         max_turn_tokens: int,
         seed: int,
+        stop_strings: Sequence[str] = (),
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._is_over = is_over
         self._seeds = deque(seeds)
         self._tokenizer, self._filter, self._writer = tokenizer, prompt_filter, writer
         self._max_new_tokens, self._max_prompt_tokens = max_new_tokens, max_prompt_tokens
-        self._max_turn_tokens, self._seed = max_turn_tokens, seed
+        self._max_turn_tokens, self._seed, self._stop_strings = max_turn_tokens, seed, tuple(stop_strings)
         self._ready: deque[Request] = deque()
         self._open: dict[str, tuple[Seed, str]] = {}
         self._headers: dict[str | None, list[int]] = {}
@@ -92,7 +94,7 @@ class SynthesisSource:
                 if seed.steer not in self._headers:
                     self._headers[seed.steer] = user_header(self._tokenizer, seed.steer)
                 self._open[seed.row_id] = (seed, "")
-                return self._request(f"{seed.row_id}{_ASK}", self._headers[seed.steer], self._max_turn_tokens)
+                return self._request(f"{seed.row_id}{_ASK}", self._headers[seed.steer], self._max_turn_tokens, ())
             if self._filter.accepts(seed.text) and (request := self._answer(seed, seed.text)) is not None:
                 return request
         return None
@@ -127,9 +129,9 @@ class SynthesisSource:
             self.left_out["prompt too long"] += 1
             return None
         self._open[seed.row_id] = (seed, text)
-        return self._request(seed.row_id, ids, self._max_new_tokens)
+        return self._request(seed.row_id, ids, self._max_new_tokens, self._stop_strings)
 
-    def _request(self, name: str, ids: Sequence[int], max_new_tokens: int) -> Request:
+    def _request(self, name: str, ids: Sequence[int], max_new_tokens: int, stop_strings: tuple[str, ...]) -> Request:
         return Request(
             request_id=name,
             prompt_id=name,
@@ -139,4 +141,5 @@ class SynthesisSource:
             prompt_ids=tuple(ids),
             max_new_tokens=max_new_tokens,
             seed=request_seed(self._seed, name),
+            stop_strings=stop_strings,
         )

@@ -27,7 +27,7 @@ class TeacherLaws:
         probs_MV: float32 [M, V or V_draft], the target's probabilities, not renormalised.
         outside_M: float32 mass on ids that can't be drafted.
         top_M: int64 target id of the most likely token.
-        best_M: int64 index into `probs_MV` of the most likely token that can be drafted.
+        best_M: int64 index into `probs_MV` of that token, -1 where it can't be drafted.
     """
 
     probs_MV: Tensor
@@ -77,14 +77,14 @@ class Teacher:
         if vocabulary is not None and self._known_M2 is not None:
             known_M2 = self._known_M2[part]
             logits_MV = self._ends.of(vocabulary).logits(states_MD).float()
-            kept_MV = (logits_MV - known_M2[:, :1]).exp()
-            return kept_MV, (1 - kept_MV.sum(-1)).clamp_min(0), known_M2[:, 1].long(), kept_MV.argmax(-1)
+            kept_MV, top_M = (logits_MV - known_M2[:, :1]).exp(), known_M2[:, 1].long()
+            return kept_MV, (1 - kept_MV.sum(-1)).clamp_min(0), top_M, vocabulary.to_draft(top_M)
         probs_MV = self._ends.logits(states_MD).float().softmax(-1)
         top_M = probs_MV.argmax(-1)
         if vocabulary is None:
             return probs_MV, probs_MV.new_zeros(len(probs_MV)), top_M, top_M
         kept_MV = probs_MV[:, vocabulary.ids.to(probs_MV.device)]
-        return kept_MV, (1 - kept_MV.sum(-1)).clamp_min(0), top_M, kept_MV.argmax(-1)
+        return kept_MV, (1 - kept_MV.sum(-1)).clamp_min(0), top_M, vocabulary.to_draft(top_M)
 
 
 @torch.no_grad()

@@ -10,8 +10,9 @@ import hashlib
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +25,24 @@ from dispark.decoding.target import TargetModel
 from dispark.interfaces import Drafter, TrainingTracker
 from dispark.measure import provenance
 from dispark.protocols import check_protocol
-from dispark.runs.files import check_writable, dumps, write_text
+from dispark.runs.files import check_writable, dumps, locked, write_text
 from dispark.runs.tracking import NullTracker
 from dispark.targets.model import wrap
 from dispark.targets.spec import LoadedTarget, load
 from dispark.training.card import write_card
-from dispark.training.draft_ids import frequent_ids
+from dispark.training.draft_ids import coverage, frequent_ids
 from dispark.training.feature_cache import CachedFeatures
 from dispark.training.features import FeatureStream
 from dispark.training.plan import split_held_out
 from dispark.training.rows import TrainingRow, describe, read_all
 from dispark.training.state import StateStore
 from dispark.training.students import Student
-from dispark.training.trainer import Trainer, TrainSettings, read_metrics
-from dispark.training.world import World
+from dispark.training.trainer import METRICS, Trainer, TrainSettings, read_metrics
+from dispark.training.world import World, use_own_device
 
 log = logging.getLogger(__name__)
 
-SETTINGS, RUN = "settings.json", "run.json"
+SETTINGS, RUN, LOCK = "settings.json", "run.json", ".lock"
 EXTENDED = "extended"  # key of both files: how many steps the run was to have before, each until which step
 _NOT_SETTINGS = (
     "paths", "hydra", "out", "tracker", "data", "more_data", "overwrite", "minutes", "log_every", "checkpoint_every",
@@ -74,8 +75,11 @@ def flushed_denormals() -> Iterator[None]:
 
 def _run(cfg: DictConfig, plain: dict[str, Any]) -> dict[str, Any]:
     out = Path(plain["out"])
+    check_writable(out, "out")
     rows, metas = read_all([plain["data"], *plain["more_data"]])
+    rows = _fitting(rows, plain["max_tokens"])
     meta = describe(rows)
+    use_own_device()
     loaded = load(build(cfg.target))
     for folder, one in zip([plain["data"], *plain["more_data"]], metas, strict=True):
         _check_rows(rows, one, loaded, folder)
@@ -84,12 +88,10 @@ def _run(cfg: DictConfig, plain: dict[str, Any]) -> dict[str, Any]:
     try:
         if plain["batch_rows"] < world.size:
             raise ValueError(f"batch_rows={plain['batch_rows']}: must be at least 1 for each of {world.size} processes")
-        settings = {key: value for key, value in plain.items() if key not in _NOT_SETTINGS}
-        settings |= {"data_fingerprint": meta["fingerprint"], "weights_sha256": loaded.weights_sha256}
-        if world.is_first:
-            _open_folder(out, settings, plain["overwrite"])
-        world.wait()
-        return _train(cfg, plain, out, rows, meta, loaded, target, world)
+        with ExitStack() as held:
+            if world.is_first:
+                held.enter_context(locked(out / LOCK, f"another dispark train in {out}"))
+            return _train(cfg, plain, out, rows, meta, loaded, target, world)
     finally:
         world.leave()
 
@@ -107,16 +109,13 @@ def _train(
     train_numbers, held_out_numbers = split_held_out([row.row_id for row in rows], plain["held_out"])
     train_rows, held_out = ([rows[i] for i in numbers] for numbers in (train_numbers, held_out_numbers))
     students: dict[str, Student] = {name: build(cfg.students[name]) for name in plain["students"]}
-    coverage = start_all(students, train_rows, target)
+    covered = start_all(students, train_rows, target)
     layers = [layer for student in students.values() for layer in student.feature_layers]
-    stream = online = FeatureStream(target, layers, plain["max_tokens"])
+    stream: FeatureStream = FeatureStream(target, layers, plain["max_tokens"])
+    cache: CachedFeatures | None = None
     if plain["feature_cache"] is not None:
         identity = {"weights_sha256": loaded.weights_sha256}
-        stream = cache = CachedFeatures(online, Path(plain["feature_cache"]), identity)
-        if world.is_first:
-            cache.fill(rows)
-        world.wait()
-        cache.read_index()
+        stream = cache = CachedFeatures(stream, Path(plain["feature_cache"]), identity)
     keys = TrainSettings.__dataclass_fields__
     tracker = build(cfg.tracker) if world.is_first else NullTracker()
     check_protocol(tracker, TrainingTracker, "tracker")
@@ -125,7 +124,7 @@ def _train(
         lambda name, folder: open_drafter(plain["students"][name], folder),
         target,
         stream,
-        online,
+        FeatureStream(target, layers, sys.maxsize),
         train_rows,
         held_out,
         TrainSettings(**{key: plain[key] for key in keys}),
@@ -133,6 +132,16 @@ def _train(
         out,
         world,
     )
+    # Whatever is refused was refused by now: the folder is this run's.
+    settings = {key: value for key, value in plain.items() if key not in _NOT_SETTINGS}
+    settings |= {"data_fingerprint": meta["fingerprint"], "weights_sha256": loaded.weights_sha256}
+    if world.is_first:
+        _open_folder(out, settings, plain["overwrite"])
+        if cache is not None:
+            cache.fill(rows)
+    world.wait()
+    if cache is not None:
+        cache.read_index()
     trainer.resume()
     is_finished = trainer.step >= plain["steps"]
     if not is_finished:
@@ -147,7 +156,7 @@ def _train(
         "step": trainer.step,
         "is_finished": is_finished,
         "totals": trainer.totals,
-        "draft_coverage": coverage,
+        "draft_coverage": covered,
         "held_out": last,
     }
     if world.is_first:
@@ -178,19 +187,14 @@ def _figures(line: Mapping[str, Any]) -> str:
 
 def start_all(students: Mapping[str, Student], rows: list[TrainingRow], target: TargetModel) -> dict[str, float]:
     """Makes every network; the share of the answers' tokens that each one's draft vocabulary covers."""
-    ids: dict[int, tuple[Tensor, float]] = {}
-    coverage = {}
-    for name, student in students.items():
-        size = student.draft_vocab_size
-        chosen: Tensor | None = None
-        coverage[name] = 1.0
-        if size is not None:
-            if size not in ids:
-                ids[size] = frequent_ids(rows, size, target.vocab_size, target.stop_ids)
-            chosen, coverage[name] = ids[size]
+    ids: dict[int, Tensor] = {}
+    for student in students.values():
+        size = student.drafter.draft_vocab_size
+        if size is not None and size not in ids:
+            ids[size] = frequent_ids(rows, size, target.vocab_size, target.stop_ids)
         with torch.random.fork_rng(devices=[]):
-            student.start(target, chosen)
-    return coverage
+            student.start(target, None if size is None else ids[size])
+    return {name: coverage(rows, student.drafter.vocabulary) for name, student in students.items()}
 
 
 def open_drafter(node: Mapping[str, Any], folder: Path) -> Drafter:
@@ -201,9 +205,11 @@ def open_drafter(node: Mapping[str, Any], folder: Path) -> Drafter:
 
 def _check(plain: Mapping[str, Any]) -> None:
     """Ranges of the top level; raises ValueError."""
-    for key in ("steps", "batch_rows", "accumulate", "log_every", "checkpoint_every", "parity_rows", "parity_tokens"):
+    for key in ("steps", "batch_rows", "accumulate", "log_every", "checkpoint_every", "parity_rows"):
         if plain[key] < 1:
             raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
+    if plain["parity_tokens"] < 2:
+        raise ValueError(f"parity_tokens={plain['parity_tokens']}: must be a whole number >= 2, or there is no round")
     if plain["held_out"] < 0:
         raise ValueError(f"held_out={plain['held_out']}: must be a whole number >= 0")
     if plain["max_tokens"] < 8:
@@ -220,6 +226,25 @@ def _check(plain: Mapping[str, Any]) -> None:
             raise ValueError(f"students.{name}: has no _target_; choose options with student=[...]")
 
 
+def _fitting(rows: list[TrainingRow], max_tokens: int) -> list[TrainingRow]:
+    """The rows that have something to learn from when they are cut.
+
+    Raises:
+        ValueError: there is none.
+    """
+    kept = [row for row in rows if len(row.prompt_ids) < max_tokens]
+    if not kept:
+        raise ValueError(f"max_tokens={max_tokens}: no prompt of the data is shorter than that")
+    if len(kept) < len(rows):
+        log.warning(
+            "%d of %d rows are left out: no answer is left of them in %d tokens",
+            len(rows) - len(kept),
+            len(rows),
+            max_tokens,
+        )
+    return kept
+
+
 def _check_rows(rows: list[TrainingRow], meta: Mapping[str, Any], loaded: LoadedTarget, data: str) -> None:
     """Raises ValueError where the data was made by another target."""
     name = meta["settings"].get("target", {}).get("name")
@@ -231,22 +256,27 @@ def _check_rows(rows: list[TrainingRow], meta: Mapping[str, Any], loaded: Loaded
 
 
 def _open_folder(out: Path, settings: dict[str, Any], overwrite: bool) -> None:
-    """Makes the run's folder, or finds it made by the same settings.
+    """Makes the folder this run's: it is empty, or holds a run of the same settings, or one that has no state yet.
 
     Raises:
-        ValueError: it can't be written, or holds a run of other settings.
+        ValueError: it holds something else.
     """
-    if overwrite and out.is_dir() and (out / SETTINGS).is_file():
-        shutil.rmtree(out)
-    check_writable(out, "out")
-    note = out / SETTINGS
+    note, states = out / SETTINGS, out / "state"
     wanted = json.loads(dumps(settings))
     extended: list[dict[str, int]] = []
-    if note.is_file():
-        found = json.loads(note.read_text(encoding="utf-8"))
+    found = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else None
+    if found is not None and "students" not in found:
+        raise ValueError(f"out={out}: holds something else than a training run; choose another folder")
+    if overwrite and found is not None:
+        for path in [states, *(out / name for name in found["students"])]:
+            shutil.rmtree(path, ignore_errors=True)
+        for path in (note, out / RUN, out / METRICS):
+            path.unlink(missing_ok=True)
+        found = None
+    step = max(StateStore(states).steps(), default=0)
+    if found is not None and step:
         extended = found.pop(EXTENDED, [])
         if found["steps"] < wanted["steps"] and found | {"steps": wanted["steps"]} == wanted:
-            step = max(StateStore(out / "state").steps(), default=0)
             log.info("the run of %d steps goes on at step %d as one of %d", found["steps"], step, wanted["steps"])
             extended.append({"steps": found["steps"], "until": step})
         elif found != wanted:

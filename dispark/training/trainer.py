@@ -66,7 +66,7 @@ class Trainer:
         open_drafter: makes the drafter that reads a saved checkpoint of a student.
         target: that all draft for.
         stream: of features of the rows.
-        online: of features of any text.
+        online: of features of any text, uncut.
         rows, held_out: to train on, and not to.
         settings, optimizer: how.
         out: the run's folder.
@@ -226,9 +226,15 @@ class Trainer:
     # -- states and checkpoints ---------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Goes to the newest state, if there is one, and forgets the figures that came after it."""
+        """Goes to the newest state, if there is one, forgets the figures that came after it, and does what was to be
+        done with it if the run was stopped on the way.
+
+        Raises:
+            ValueError: the state isn't one of these students, or decodes otherwise than it was trained.
+        """
         steps = self.store.steps()
         if not steps:
+            self._forget(0, is_checked=True)
             return
         meta, tensors = self.store.load(steps[-1], list(self.students))
         for name, optimizer in self.optimizers.items():
@@ -238,18 +244,35 @@ class Trainer:
                 raise ValueError(f"out={self.out}: the state of student {name} doesn't fit: {error}") from error
         self.step, self.totals = meta["step"], meta["totals"]
         self._smooth = meta["smooth"]
-        path = self.out / METRICS
-        if self.world.is_first and path.is_file():
-            kept = [line for line in read_jsonl(path) if line["step"] <= self.step]
-            write_text(path, "".join(f"{dumps(line)}\n" for line in kept))
+        is_checked = self.store.is_checked(self.step)
+        self.world.wait()  # all have seen the mark, or its absence
+        self._forget(self.step, is_checked)
         if self.world.is_first:
             log.info("going on from step %d", self.step)
+        if not is_checked:
+            self._check()
+
+    def _forget(self, step: int, is_checked: bool) -> None:
+        """Leaves the lines of the steps that count."""
+        path = self.out / METRICS
+        if self.world.is_first and path.is_file():
+            kept = [
+                line
+                for line in read_jsonl(path)
+                if line["step"] <= step and (is_checked or line["kind"] != "held_out" or line["step"] < step)
+            ]
+            write_text(path, "".join(f"{dumps(line)}\n" for line in kept))
 
     def _checkpoint(self) -> None:
-        """A state, then each student's checkpoint, its held-out figures and its parity with decoding."""
-        began = time.perf_counter()
+        """A state, then what goes with it."""
         if self.world.is_first:
             self._save_state()
+        self._check()
+
+    def _check(self) -> None:
+        """Each student's checkpoint, its held-out figures and its parity with decoding; marks the state when done."""
+        began = time.perf_counter()
+        if self.world.is_first:
             self._use_averages(True)
             for name, student in self.students.items():
                 student.save(self.out / name)
@@ -259,6 +282,7 @@ class Trainer:
                     parity = {f"parity/{key}": value for key, value in asdict(reports[name]).items()}
                     self._write({"kind": "held_out", "student": name, "step": self.step, **figures, **parity})
             self._use_averages(False)
+            self.store.mark_checked(self.step)
         self.world.wait()
         self._clock += time.perf_counter() - began
 

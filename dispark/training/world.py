@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+# The first process fills caches and checks checkpoints while the others wait: longer than the libraries' minutes.
+_PATIENCE = timedelta(days=2)
+
+
+def use_own_device() -> None:
+    """Makes each of several processes' "cuda" a device of its own; call before anything is put there."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class World:
         if size == 1:
             return cls()
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
@@ -36,8 +46,9 @@ class World:
         return self.rank == 0
 
     def reduce(self, values: Tensor) -> Tensor:
-        """The sum over all processes, in place where there are several."""
+        """The sum over all processes; what is given stays as it is."""
         if self.size > 1:
+            values = values.clone()
             dist.all_reduce(values)
         return values
 

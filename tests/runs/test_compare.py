@@ -50,6 +50,17 @@ def test_an_autoregressive_run_has_a_row_without_a_speedup(tmp_path: Path) -> No
     assert row["speedup"] is None
 
 
+def test_a_run_without_rounds_has_no_matl(tmp_path: Path) -> None:
+    """One new token an answer: it came with the prompt."""
+    path = write_run(tmp_path, "ngram")
+    write_run(tmp_path, "none")
+    pd.DataFrame().to_parquet(path / "rounds.parquet")
+    frame = compare(load_runs([tmp_path]))
+    assert rows_of(frame)["ngram", "chat"]["matl"] is None
+    assert rows_of(frame)["none", "chat"]["matl"] == 1.0
+    assert "ngram" in render(frame)
+
+
 def test_arms_of_one_run_are_rows_of_their_own(tmp_path: Path) -> None:
     write_run(tmp_path, "ngram", factor=2.0)
     run = load_runs([tmp_path])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,28 @@ def test_excluded_prompts_are_left_out(run: Run, tmp_path: Path) -> None:
     meta = run(f"exclude=[{file}]")
     assert meta["refused"]["evaluation"] >= 3
     assert "math" not in meta["num_by_kind"]
+
+
+def test_other_prompts_to_keep_out_are_another_data_set(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt_id": "a", "turns": ["one"]}\n')
+    run(f"exclude=[{path}]")
+    path.write_text('{"prompt_id": "a", "turns": ["one"]}\n{"prompt_id": "b", "turns": ["two"]}\n')
+    with pytest.raises(ValueError, match="holds rows that were made with other settings"):
+        run(f"exclude=[{path}]")
+
+
+def test_an_answer_ends_with_a_stop_string(run: Run, tmp_path: Path) -> None:
+    run(f"out={tmp_path}/whole")
+    tokenizer = ByteTokenizer()
+    texts = {row.row_id: tokenizer.decode(row.output_ids) for row in read_rows(tmp_path / "whole")}
+    stop = next(match.group() for match in map(re.compile(r"[A-Za-z0-9]").search, texts.values()) if match)
+    run(f"target.stop_strings=['{stop}']")
+    for row in read_rows(tmp_path / "d"):
+        whole = texts[row.row_id]
+        end = whole.find(stop) + 1 or len(whole)
+        assert tokenizer.decode(row.output_ids) == whole[:end]
+        assert (row.finish_reason == "stop_string") == (stop in whole)
 
 
 def test_turns_that_the_target_writes_are_judged(run: Run) -> None:

@@ -50,6 +50,23 @@ def test_nothing_it_is_given_changes() -> None:
         assert torch.equal(value.detach(), copy)
 
 
+def test_factors_on_the_targets_probabilities_leave_what_is_accepted() -> None:
+    logits, probs, outside, labels, weights = case(torch.float32)
+    factors = torch.linspace(0.5, 3, SLOTS)
+    best = torch.where(torch.arange(SLOTS) % 3 == 0, -1, probs.argmax(-1))
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    found = distances(ours, lambda part: probs[part], outside, best, labels, SlotWeights(*weights), factors)
+    scaled = probs * factors.unsqueeze(-1)
+    wanted = distances(theirs, lambda part: scaled[part], outside, best, labels, SlotWeights(*weights))
+    for name in ("total", "ce_S", "l1_S", "soft_S"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
+    torch.testing.assert_close(found.accept_S, torch.minimum(logits.softmax(-1), probs).sum(-1))
+    assert torch.equal(found.is_right_S, logits.argmax(-1) == best)  # nothing is right where the best can't be drafted
+    found.total.backward()
+    wanted.total.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 def test_without_a_gradient() -> None:
     logits, probs, outside, labels, weights = case(torch.float32)
     found = distances(logits, lambda part: probs[part], outside, probs.argmax(-1), labels, SlotWeights(*weights))

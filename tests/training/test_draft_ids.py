@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dispark.drafters.vocabulary import DraftVocabulary
-from dispark.training.draft_ids import frequent_ids
+from dispark.training.draft_ids import coverage, frequent_ids
 from dispark.training.rows import TrainingRow
 
 ROWS = [
@@ -16,12 +16,12 @@ ROWS = [
 
 
 def test_the_answers_most_frequent_ids_and_those_that_must_be_there() -> None:
-    ids, coverage = frequent_ids(ROWS, 3, 12, {11})
+    ids = frequent_ids(ROWS, 3, 12, {11})
     assert ids.tolist() == [3, 5, 11]
-    assert coverage == pytest.approx(5 / 7)
-    ids, coverage = frequent_ids(ROWS, 6, 12, {11})
+    assert coverage(ROWS, DraftVocabulary(ids, 12)) == pytest.approx(5 / 7)
+    ids = frequent_ids(ROWS, 6, 12, {11})
     assert ids.tolist() == [0, 3, 5, 6, 7, 11]  # ties go to the smaller id
-    assert coverage == 1
+    assert coverage(ROWS, DraftVocabulary(ids, 12)) == coverage(ROWS, None) == 1
 
 
 @pytest.mark.parametrize("size", [1, 13])

@@ -144,6 +144,41 @@ def test_bad_settings(settings: dict[str, Any], words: str) -> None:
         OpenAIEndpoint(**{"url": "http://x/v1", "model": "m", **settings})
 
 
+def test_the_server_renders_what_the_target_would(server: Server, tmp_path: Path) -> None:
+    dispark.config.make_conf_importable()
+    words = ["target=tiny", "target.device=cpu", "prompts=templates", f"out={tmp_path}/d", "max_new_tokens=12"]
+    words += ["prompts.counts={code: 0, math: 2, chat: 0, qa: 0, translation: 0, summarization: 0}"]
+    words += ["endpoint=openai", f"endpoint.url={server.url}", "endpoint.model=tiny"]
+
+    def go(*more: str) -> dict[str, Any]:
+        with initialize_config_module("dispark.conf", version_base="1.3"):
+            return run_data(compose("data", overrides=[*words, *more]))
+
+    for key, value in (("target.chat_template", "'{{ messages }}'"), ("target.stop_strings", "[x]")):
+        with pytest.raises(ValueError, match=rf"{key}: .* with an endpoint"):
+            go(f"++{key}={value}")
+    assert not server.requests
+    go("++target.system_prompt=be brief", "++target.template_kwargs.enable_thinking=false")
+    for request in server.requests:
+        assert request["messages"][0] == {"role": "system", "content": "be brief"}
+        assert request["chat_template_kwargs"] == {"enable_thinking": False}
+    tokenizer = ByteTokenizer("be brief")
+    for row in read_rows(tmp_path / "d"):
+        assert row.prompt_ids == tokenizer.render([{"role": "user", "content": row.prompt}])
+
+
+def test_no_prompt_is_asked_once_time_is_over(server: Server, tmp_path: Path) -> None:
+    dispark.config.make_conf_importable()
+    words = ["target=tiny", "target.device=cpu", "prompts=templates", f"out={tmp_path}/d", "minutes=1e-9"]
+    words += ["endpoint=openai", f"endpoint.url={server.url}", "endpoint.model=tiny"]
+    with (
+        initialize_config_module("dispark.conf", version_base="1.3"),
+        pytest.raises(ValueError, match="no row was made"),
+    ):
+        run_data(compose("data", overrides=words))
+    assert not server.requests
+
+
 def test_a_data_set_from_a_server(server: Server, tmp_path: Path) -> None:
     """Rows have the target's own tokens, and a second call asks only for what failed."""
     dispark.config.make_conf_importable()

@@ -100,6 +100,19 @@ def test_laws_of_a_reduced_vocabulary_from_two_numbers_a_position(tmp_path: Path
     assert torch.equal(both[1].best_M, exact.best_M)
 
 
+def test_a_cache_is_of_one_dtype_and_of_layers_in_any_order(tmp_path: Path) -> None:
+    target = open_tiny("tiny")
+    first = CachedFeatures(FeatureStream(target, (2, 0), 12), tmp_path, IDENTITY)
+    first.fill(ROWS)
+    second = CachedFeatures(FeatureStream(target, (0, 2), 12), tmp_path, IDENTITY)
+    second.read_index()
+    both = [one.batch(ROWS[2:4]).features((0, 2)) for one in (first, second)]
+    assert torch.equal(*both)
+    other = open_tiny("tiny", "target.dtype=bfloat16")
+    with pytest.raises(ValueError, match=r"feature_cache=.*: holds the states of another run \(computed_in\)"):
+        CachedFeatures(FeatureStream(other, (2, 0), 12), tmp_path, IDENTITY)
+
+
 def test_a_killed_pass_goes_on_behind_the_last_whole_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "_SHARD_ROWS", 3)
     online = stream()

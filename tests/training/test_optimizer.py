@@ -69,6 +69,19 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     assert torch.equal(before, net.weight)
 
 
+def test_an_average_soon_forgets_what_was_before_training() -> None:
+    net = network()
+    optimizer = MasterAdamW(net, torch.float32, 0.01, OptimizerSettings(ema=0.999))
+    first = optimizer.masters[0].clone()
+    wanted = first.clone()
+    for step in range(1, 5):
+        one_step(net, optimizer, step)
+        wanted.lerp_(optimizer.masters[0], 1 - (1 + step) / (10 + step))
+    optimizer.use_average(True)
+    torch.testing.assert_close(net.weight, wanted)
+    assert float((wanted - first).norm()) > 0.3 * float((optimizer.masters[0] - first).norm())
+
+
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_state_goes_on_exactly(ema: float | None) -> None:
     settings = OptimizerSettings(ema=ema)
@@ -89,12 +102,12 @@ def test_state_goes_on_exactly(ema: float | None) -> None:
 
 def test_the_average_of_the_weights() -> None:
     net = network()
-    optimizer = MasterAdamW(net, torch.float32, 0.1, OptimizerSettings(ema=0.5))
+    optimizer = MasterAdamW(net, torch.float32, 0.1, OptimizerSettings(ema=0.1))
     start = net.weight.detach().clone()
     one_step(net, optimizer, 0)
     stepped = net.weight.detach().clone()
     optimizer.use_average(True)
-    torch.testing.assert_close(net.weight.detach(), (start + stepped) / 2)
+    torch.testing.assert_close(net.weight.detach(), 0.1 * start + 0.9 * stepped)
     optimizer.use_average(False)
     assert torch.equal(net.weight, stepped)
 

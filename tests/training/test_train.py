@@ -25,6 +25,7 @@ from dispark.targets.spec import load
 from dispark.training import blocks, trainer
 from dispark.training.attention import BlockCall
 from dispark.training.data import run_data
+from dispark.training.rows import read_rows
 from dispark.training.train import flushed_denormals, run_train
 
 REPO = Path(__file__).resolve().parents[2]
@@ -232,6 +233,53 @@ def test_a_finished_run_goes_on_for_more_steps(train: Train, tmp_path: Path) -> 
     assert "planned with 6 steps until step 6" in (run / "dispark" / "README.md").read_text()
 
 
+def test_what_was_to_be_done_with_a_state_is_done_when_the_run_goes_on(
+    train: Train, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the last checkpoint, between a student's weights and another's."""
+    students, save, count = ["dispark", "mtp"], trainer.MasterAdamW.use_average, [0]
+
+    def killed(self: Any, is_on: bool) -> None:
+        count[0] += 1
+        if count[0] == 5:  # twice for each of two students at step 3
+            raise KeyboardInterrupt
+        save(self, is_on)
+
+    monkeypatch.setattr(trainer.MasterAdamW, "use_average", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(students)
+    monkeypatch.undo()
+    again = train(students)
+    assert (again["step"], again["is_finished"]) == (6, True)
+    run_train(composed("train", words_for(data, tmp_path / "whole", students)))
+    for name in students:
+        both = weights(tmp_path / "run" / name), weights(tmp_path / "whole" / name)
+        assert all(torch.equal(both[0][key], both[1][key]) for key in both[0])
+        assert again["held_out"][name]["step"] == 6
+    lines = [(line["kind"], line["student"], line["step"]) for line in read_jsonl(tmp_path / "run" / "metrics.jsonl")]
+    assert len(lines) == len(set(lines))
+
+
+def test_a_run_killed_before_its_first_state_begins_anew(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, count = trainer.MasterAdamW.step, [0]
+
+    def killed(self: Any, factor: float) -> float:
+        count[0] += 1
+        if count[0] == 3:
+            raise KeyboardInterrupt
+        return step(self, factor)
+
+    monkeypatch.setattr(trainer.MasterAdamW, "step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(["dispark"], "log_every=1")
+    monkeypatch.undo()
+    train(["dispark"], "log_every=1", "batch_rows=3")  # nothing is there yet that other settings could spoil
+    steps = [line["step"] for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
 def test_more_rows_or_batches_a_step(train: Train, tmp_path: Path, data: Path) -> None:
     """Two batches a step give the mean of their gradients, as the sums over batches say."""
     assert train(["dispark"], "accumulate=2", "batch_rows=3")["is_finished"]
@@ -244,7 +292,7 @@ def test_more_rows_or_batches_a_step(train: Train, tmp_path: Path, data: Path) -
 
 
 def test_two_processes_train_what_one_trains(data: Path, tmp_path: Path) -> None:
-    students = ["dispark", "eagle3", "medusa"]
+    students = ["dispark", "eagle3", "medusa", "mtp"]
     run_train(composed("train", words_for(data, tmp_path / "one", students)))
     words = words_for(data, tmp_path / "two", students)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dispark"]
@@ -292,6 +340,26 @@ def test_a_mask_that_is_off_by_one_is_caught(train: Train, monkeypatch: pytest.M
         train(["dispark"])
 
 
+def test_what_is_not_what_decodes_is_refused_again_at_the_last_step(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BlockCall", OffByOne)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"students.dispark: step 6: what decodes is not what was trained"):
+            train(["dispark"], "checkpoint_every=6")
+    monkeypatch.undo()
+    assert train(["dispark"], "checkpoint_every=6")["is_finished"]
+
+
+def test_texts_that_training_cuts_are_whole_where_decoding_is_compared(train: Train, data: Path) -> None:
+    """Rows whose prompts fill all there is have nothing to learn from."""
+    lengths = sorted(len(row.prompt_ids) for row in read_rows(data))
+    result = train(["dispark", "medusa"], f"max_tokens={lengths[-3]}", "parity_tokens=24")
+    assert json.loads((Path(result["out"]) / "run.json").read_text())["data"]["num_rows"] < len(lengths)
+    found = result["held_out"]
+    assert all(line["parity/num_slots"] > 0 and line["parity/num_different"] == 0 for line in found.values())
+
+
 def test_features_of_another_layer_are_caught(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     from dispark.training.features import FeatureBatch
 
@@ -333,7 +401,9 @@ def test_a_loss_that_diverges_stops(train: Train) -> None:
         (["held_out=-1"], r"held_out=-1"),
         (["minutes=0"], r"minutes=0(\.0)?: must be above 0, or null"),
         (["divergence=0.5"], r"divergence=0.5: must be above 1, or null"),
+        (["parity_tokens=1"], r"parity_tokens=1: must be a whole number >= 2"),
         (["parity_tolerance=2"], r"parity_tolerance=2(\.0)?: must lie in 0 .. 1"),
+        (["max_tokens=9"], r"max_tokens=9: no prompt of the data is shorter than that"),
         (["max_tokens=3"], r"max_tokens=3: must be at least 8"),
         (["batch_rows=500"], r"batch_rows=500: the data has \d+ rows to train on"),
         (["students.dispark.backbone_lr=0"], r"backbone_lr=0(\.0)?: must be above 0"),
@@ -345,9 +415,18 @@ def test_a_loss_that_diverges_stops(train: Train) -> None:
         (["optimizer.schedule=none"], r"optimizer.*schedule=none: must be cosine or constant"),
     ],
 )
-def test_bad_settings(train: Train, words: list[str], message: str) -> None:
+def test_bad_settings(train: Train, tmp_path: Path, words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train(["dispark"], *words)
+    assert not (tmp_path / "run" / "settings.json").exists()  # what was refused doesn't keep the folder
+
+
+def test_a_folder_of_something_else(data: Path) -> None:
+    before = sorted(path.name for path in data.iterdir())
+    for words in ([], ["overwrite=true"]):
+        with pytest.raises(ValueError, match=r"out=.*: holds something else than a training run"):
+            run_train(composed("train", words_for(data, data, ["dispark"], *words)))
+    assert sorted(path.name for path in data.iterdir()) == before
 
 
 def test_data_of_another_target(train: Train, data: Path, tmp_path: Path) -> None:
