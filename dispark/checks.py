@@ -18,6 +18,7 @@ from dispark import schema
 from dispark.config import check_runs_folder, choices, job_words, resolve
 from dispark.hints import accepts, shown
 from dispark.nodes import check_node, refusal
+from dispark.runs.files import check_writable
 
 ON_OVERLONG = ("error", "skip")
 # More than any machine decodes at once, and than any target reads: beyond these a slip of the hand looks like a hang.
@@ -33,6 +34,19 @@ def check_whole(plain: Mapping[str, Any], keys: Sequence[str], or_null: Sequence
     for key in or_null:
         if plain[key] is not None and plain[key] < 1:
             raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1, or null")
+
+
+def check_seed(seed: int) -> None:
+    """Raises ValueError for a seed that no generator takes."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed}: must lie in 0 .. 2**63 - 1")
+
+
+def check_file(path: Path, key: str) -> None:
+    """Raises ValueError where a file can't be written: a folder is there, or its own folder can't be had."""
+    if path.is_dir():
+        raise ValueError(f"{key}={path}: is a folder; must name a file")
+    check_writable(path.parent, key)
 
 
 def validate(cfg: DictConfig) -> dict[str, Any]:
@@ -51,8 +65,7 @@ def validate(cfg: DictConfig) -> dict[str, Any]:
             raise ValueError(f"{key}={plain[key]}: must be at most {most}")
     if plain["warmup"] < 0:
         raise ValueError(f"warmup={plain['warmup']}: must be a whole number >= 0")
-    if not 0 <= plain["seed"] < 2**63:
-        raise ValueError(f"seed={plain['seed']}: must lie in 0 .. 2**63 - 1")
+    check_seed(plain["seed"])
     if plain["on_overlong"] not in ON_OVERLONG:
         raise ValueError(f"on_overlong={plain['on_overlong']}: must be one of {', '.join(ON_OVERLONG)}")
     if "" in plain["stop_strings"]:

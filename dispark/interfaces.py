@@ -138,7 +138,8 @@ class RequestSource(Protocol):
         """Whether a request in decoding, as far as it has come, is to end here; asked after every round."""
 
     @property
-    def num_waiting(self) -> int: ...
+    def num_waiting(self) -> int:
+        """Requests that have arrived and wait for a row. A list that is worked off has none: nobody waits for it."""
 
 
 @runtime_checkable

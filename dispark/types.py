@@ -66,12 +66,15 @@ class Prompt:
     turns: tuple[str, ...]
 
 
+AGAIN = "@"  # in the name of a request that asks again what another asked
+
+
 @dataclass(frozen=True)
 class Request:
     """One text to continue: a rendered prompt as token ids, and when to stop.
 
-    `request_id` is unique in a run ("<prompt_id>#<turn>"); `seed` fixes every random draw made for this request,
-    whatever the batch around it.
+    `request_id` is unique in a run ("<prompt_id>#<turn>", with "@<k>" behind it where it asks again); `seed` fixes
+    every random draw made for this request, whatever the batch around it.
     """
 
     request_id: str
@@ -155,11 +158,12 @@ class Load:
 
     Args:
         num_rows: rows of the round.
-        num_waiting: requests that could be admitted if there were room.
+        num_waiting: requests that have arrived and wait for a row.
         step: number of the loop's step in its pass.
         context_lengths: tokens that each row holds.
         request_ids: of the rows, in their order.
         kv_share: share of the cache's room that is taken, or None where it has no bound.
+        draft_length: tokens that the drafter proposes for a row at most.
     """
 
     num_rows: int
@@ -168,6 +172,7 @@ class Load:
     context_lengths: list[int]
     request_ids: list[str] = field(default_factory=list)
     kv_share: float | None = None
+    draft_length: int = 0
 
 
 @dataclass(frozen=True)

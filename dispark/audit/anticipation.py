@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
-from dispark.audit.output_law import draft_of, load_of
+from dispark.audit.output_law import STEP_S, draft_of, load_of
 from dispark.audit.world import Tokens, World, drafts_after
 from dispark.decoding.draft_check import draft_limit
 from dispark.interfaces import Scheduler
+from dispark.types import FinishReason, Outcome
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,15 @@ class Anticipation:
 
 
 def find_anticipation(
-    world: World, make_scheduler: Callable[[], Scheduler], num_rounds: int = 3
+    world: World, make_scheduler: Callable[[], Scheduler], num_rounds: int = 6
 ) -> Anticipation | None:
     """The first decision that moves with what it must not know, or None.
 
     Args:
         world: target and drafter.
         make_scheduler: a fresh scheduler.
-        num_rounds: rounds tried one after the other, so that schedulers with a memory have one; each starts at other
-            prefixes.
+        num_rounds: rounds tried one after the other, each learned from before the next, so that schedulers with a
+            memory have one; in turns everything and nothing of a draft is accepted.
     """
     rows = list(range(world.num_rows))
     scheduler = make_scheduler()
@@ -60,8 +61,12 @@ def find_anticipation(
                         return Anticipation(row, position, joint[row], other, (chosen[row], changed[row]))
         # One of the drafts is taken as the past of the next round.
         joint = next(iter(lengths))
-        _ask(world, scheduler, rows, texts, list(joint), step)
-        texts = [text + tokens[:1] for text, tokens in zip(texts, joint, strict=True)]
+        chosen = _ask(world, scheduler, rows, texts, list(joint), step)
+        kept = [num if step % 2 == 0 else 0 for num in chosen]
+        emitted = [[*tokens[:num], 0] for tokens, num in zip(joint, kept, strict=True)]
+        ends: list[FinishReason | None] = [None] * len(rows)
+        scheduler.observe(Outcome(emitted, kept, ends, [False] * len(rows)), chosen, STEP_S)
+        texts = [(*text, *tokens) for text, tokens in zip(texts, emitted, strict=True)]
     return None
 
 
@@ -75,7 +80,7 @@ def _choose(
 def _ask(
     world: World, scheduler: Scheduler, rows: list[int], texts: list[Tokens], drafts: list[Tokens], step: int
 ) -> list[int]:
-    load = load_of(rows, texts, step)
+    load = load_of(world, rows, texts, step)
     most = draft_limit(scheduler, load, world.draft_length)
     return scheduler.choose(draft_of(world, rows, texts, [draft[:most] for draft in drafts]), load)
 

@@ -9,7 +9,8 @@ to be lossless and isn't fails the command, and so does a negative control that 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from dispark.audit.anticipation import find_anticipation
 from dispark.audit.drafters import audit_drafters
 from dispark.audit.output_law import distance, output_law, target_law
 from dispark.audit.world import RandomWorld, World
+from dispark.checks import check_seed
 from dispark.config import build, make_conf_importable
 from dispark.interfaces import Scheduler, Verifier
 from dispark.runs.table import to_text
@@ -51,11 +53,29 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in _folder(group).glob("*.yaml"))
 
 
-def make_scheduler(name: str) -> Make:
-    """A maker of fresh schedulers of a YAML; one that reads a profile gets `COST` instead, and none has
-    telemetry."""
+# What learns slowly learns at once in an audit, which looks at a few rounds only.
+HURRIED = {
+    "window": 1,
+    "probe_every": 2,
+    "learns": True,
+    "pace": {"_target_": "dispark.schedulers.round_memory.Pace", "first": 1, "alone": 1, "probe_every": 2},
+}
+
+
+def make_schedulers(name: str) -> list[Make]:
+    """Makers of a YAML's scheduler: as it is, and one in a hurry if it has anything to hurry with."""
+    node: Any = OmegaConf.load(_folder("scheduler") / f"{name}.yaml")
+    known = inspect.signature(get_class(node["_target_"])).parameters
+    hurried = {key: value for key, value in HURRIED.items() if key in known}
+    return [make_scheduler(name), *([make_scheduler(name, hurried)] if hurried else [])]
+
+
+def make_scheduler(name: str, settings: Mapping[str, Any] | None = None) -> Make:
+    """A maker of fresh schedulers of a YAML with some settings; one that reads a profile gets `COST` instead, and none
+    has telemetry."""
     plain = OmegaConf.to_container(OmegaConf.load(_folder("scheduler") / f"{name}.yaml"))
     assert isinstance(plain, dict)
+    plain.update(settings or {})
     if "profile" in plain:
         plain |= {"profile": None, "cost": COST}
     if "telemetry" in plain:
@@ -76,9 +96,8 @@ def examine(make: Make, verifier: Verifier, worlds: Sequence[World], num_tokens:
     """The largest distance from the target's law, and whether the scheduler anticipates anywhere."""
     furthest, anticipates = 0.0, False
     for world in worlds:
-        tokens = num_tokens if world.num_rows == 1 else min(2, num_tokens)  # two rows square what one row takes
-        law = output_law(world, make, verifier, tokens)
-        furthest = max(furthest, distance(law, target_law(world, tokens)))
+        law = output_law(world, make, verifier, num_tokens)
+        furthest = max(furthest, distance(law, target_law(world, num_tokens)))
         anticipates = anticipates or find_anticipation(world, make) is not None
     return furthest, anticipates
 
@@ -108,6 +127,7 @@ def run_audit(
     for key, value in (("num_tokens", num_tokens), ("num_worlds", num_worlds)):
         if value < 1:
             raise ValueError(f"{key}={value}: must be a whole number >= 1")
+    check_seed(seed)
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance={tolerance}: must lie between 0 and 1")
     rows, wrong = [], []
@@ -156,7 +176,7 @@ def _audit(
     if any(OmegaConf.is_missing(node, key) for key in node):
         kind: Any = get_class(node["_target_"])
         return _not_audited(name, verifier_name, kind.is_lossless and verifier.is_lossless)
-    make = make_scheduler(name)
+    makes = make_schedulers(name)
     furthest, anticipates, served = 0.0, False, 0
     for sampling in SAMPLINGS.values():
         for proposal in PROPOSALS:
@@ -166,15 +186,16 @@ def _audit(
                 continue
             served += 1
             worlds = worlds_of(sampling, proposal, num_worlds, seed)
-            far, knows = examine(make, verifier, worlds, num_tokens)
-            furthest, anticipates = max(furthest, far), anticipates or knows
+            for make in makes:
+                far, knows = examine(make, verifier, worlds, num_tokens)
+                furthest, anticipates = max(furthest, far), anticipates or knows
     return {
         "scheduler": name,
         "verifier": verifier_name,
         "samplings x proposals": served,
         "distance": furthest,
         "anticipates": anticipates,
-        "claims lossless": bool(make().is_lossless and verifier.is_lossless),
+        "claims lossless": bool(makes[0]().is_lossless and verifier.is_lossless),
         "is lossless": furthest < tolerance and not anticipates,
     }
 

@@ -22,7 +22,7 @@ from dispark.interfaces import Scheduler, Verifier
 from dispark.types import Draft, Load, Outcome
 
 Joint = dict[tuple[Tokens, ...], float]
-_STEP_S = 0.01  # what a round is said to have taken
+STEP_S = 0.01  # what a round is said to have taken
 
 
 def output_law(world: World, make_scheduler: Callable[[], Scheduler], verifier: Verifier, num_tokens: int) -> Joint:
@@ -103,9 +103,9 @@ def has_law(world: World) -> bool:
     return world.proposal == "sampled" and not world.sampling.is_greedy
 
 
-def load_of(rows: list[int], texts: list[Tokens], step: int) -> Load:
+def load_of(world: World, rows: list[int], texts: list[Tokens], step: int) -> Load:
     """What a scheduler is told of the system."""
-    return Load(len(rows), 0, step, [1 + len(text) for text in texts])
+    return Load(len(rows), 0, step, [1 + len(text) for text in texts], draft_length=world.draft_length)
 
 
 class VerifiedCases:
@@ -145,7 +145,7 @@ def _round(
     """Every way a round can go: texts after it, the scheduler's state, and the probability."""
     rows = [row for row, text in enumerate(texts) if len(text) < num_tokens]
     heads = [texts[row] for row in rows]
-    load = load_of(rows, heads, step)
+    load = load_of(world, rows, heads, step)
     scheduler: Scheduler = pickle.loads(state)
     most = draft_limit(scheduler, load, world.draft_length)
     state = pickle.dumps(scheduler)
@@ -170,6 +170,6 @@ def _round(
             scheduler = pickle.loads(chosen)
             num = len(rows)
             accepted = [len(tokens) - 1 for tokens in emitted]
-            scheduler.observe(Outcome(emitted, accepted, [None] * num, [False] * num), lengths, _STEP_S)
+            scheduler.observe(Outcome(emitted, accepted, [None] * num, [False] * num), lengths, STEP_S)
             found.append((tuple(after), pickle.dumps(scheduler), share))
     return found

@@ -58,11 +58,15 @@ class DecodingLoop:
         self._capacity = self.kv_budget or self.batch_size * self.num_slots
         self._clock = PhaseClock(self.target.device)
 
+    def bind(self) -> None:
+        """Begins a pass, as `run` does; raises ValueError where drafter or scheduler refuse this target."""
+        self.drafter.bind(self.target, self.batch_size, self.num_slots)
+        self.scheduler.bind(self.target)
+
     @torch.inference_mode()
     def run(self, source: RequestSource) -> Trace:
         """Decodes until the source is empty. Raises ValueError for a request of no tokens, no room or a cap below 1."""
-        self.drafter.bind(self.target, self.batch_size, self.num_slots)
-        self.scheduler.bind(self.target)
+        self.bind()
         self.target.open(self.batch_size, self.num_slots, self.drafter.feature_layers)
         self._active: list[ActiveRow] = []
         self._trace = Trace()
@@ -106,8 +110,9 @@ class DecodingLoop:
         rows, records = [a.row for a in active], [a.record for a in active]
         generators = RowGenerators([r.request.seed for r in records], [1 + r.num_rounds for r in records], device)
         anchors_B = torch.tensor([r.output_ids[-1] for r in records]).to(device, non_blocking=True)
-        load = self._trace.load(active, source.num_waiting, self.target.length, self._capacity)
-        limit = draft_limit(self.scheduler, load, self.drafter.draft_length)
+        most = self.drafter.draft_length
+        load = self._trace.load(active, source.num_waiting, self.target.length, self._capacity, most)
+        limit = draft_limit(self.scheduler, load, most)
         draft = self.drafter.propose(rows, anchors_B, self.sampling, generators, limit)
         clock.mark("draft")
         check_draft(draft, self.drafter, len(rows), self.target.vocab_size, self.sampling, limit, self.reads_drafts)

@@ -82,12 +82,17 @@ class Trace:
     records: list[RequestRecord] = field(default_factory=list)
 
     def load(
-        self, active: Sequence[ActiveRow], num_waiting: int, length_of: Callable[[int], int], capacity: int
+        self,
+        active: Sequence[ActiveRow],
+        num_waiting: int,
+        length_of: Callable[[int], int],
+        capacity: int,
+        draft_length: int,
     ) -> Load:
         """What a scheduler may know before a round of these rows; `capacity` is the cache's room in tokens."""
         lengths = [length_of(a.row) for a in active]
         names = [a.record.request.request_id for a in active]
-        return Load(len(active), num_waiting, len(self.steps), lengths, names, sum(lengths) / capacity)
+        return Load(len(active), num_waiting, len(self.steps), lengths, names, sum(lengths) / capacity, draft_length)
 
     def log_rounds(
         self,

@@ -25,7 +25,7 @@ from dispark.types import Draft, RequestRecord, Sampling
 # A token is a near tie if its logit is at most this many units in the last place below the best one. The unit is taken
 # at the largest |logit| of the position: rounding errors come with the hidden state, and follow the size of the whole
 # row of logits even where the best one happens to be small.
-NEAR_TIE_ULPS = {torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 4.0}
+NEAR_TIE_ULPS = {torch.float64: 64.0, torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 4.0}
 _ROWS = 8
 
 

@@ -16,13 +16,14 @@ import pandas as pd
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from dispark.checks import check_file, check_seed
 from dispark.config import build, choices
 from dispark.decoding.loop import DecodingLoop
 from dispark.decoding.target import TargetModel
 from dispark.drafters.confidence import CONFIDENCES
 from dispark.interfaces import Drafter
 from dispark.measure.stats import Estimate
-from dispark.runs.files import check_writable, dumps, write_atomic, write_text
+from dispark.runs.files import dumps, write_atomic, write_text
 from dispark.runs.table import to_text
 from dispark.schedulers import calibration_file
 from dispark.schedulers.calibration import Floats, Observations, fit
@@ -91,10 +92,12 @@ def run_calibrate(cfg: DictConfig) -> dict[str, Any]:
     sampling: Sampling = build(cfg.sampling)
     drafters = _drafters(cfg)
     path = _path(cfg)
-    check_writable(path.parent, "out")
+    check_file(path, "out")
+    if path.is_file():
+        calibration_file.load(path, f"out={path}")  # others' fits in there stay
     for key in ("rounds", "report"):
         if cfg[key] is not None:
-            check_writable(Path(cfg[key]).parent, key)
+            check_file(Path(cfg[key]), key)
     loaded = load(build(cfg.target))
     target = wrap(loaded)
     prompts, skipped = check_lengths(build(cfg.task).prompts(), loaded.tokenizer, loaded.max_context, "skip")
@@ -131,9 +134,9 @@ def run_calibrate(cfg: DictConfig) -> dict[str, Any]:
         lines = report(others, calibration, cfg.num_bins, cfg.seed)
         table += [{"confidence": kind, **line} for line in lines]
         curves[kind] = diagrams(others.observed, calibration, cfg.num_bins)
-    calibration_file.save(path, fits)
     if cfg.rounds is not None:
         write_rounds(Path(cfg.rounds), seen)
+    calibration_file.save(path, fits)
     print(to_text(pd.DataFrame([_shown(line) for line in table], dtype=object)))
     means = {
         kind: {
@@ -255,6 +258,7 @@ def _path(cfg: DictConfig) -> Path:
 
 
 def _check(cfg: DictConfig) -> None:
+    check_seed(cfg.seed)
     for key in ("num_bins", "batch_size", "max_new_tokens", "grid_size"):
         if cfg[key] < 1:
             raise ValueError(f"{key}={cfg[key]}: must be a whole number >= 1")

@@ -15,7 +15,7 @@ import numpy as np
 
 from dispark.decoding.target import TargetModel
 from dispark.schedulers.profile import StepCosts
-from dispark.schedulers.round_memory import RoundMemory
+from dispark.schedulers.round_memory import Pace, RoundMemory
 from dispark.schedulers.step_cost import Floats, StepCost
 from dispark.schedulers.survival import best_first, lengths_of, survival_of
 from dispark.types import Draft, Load, Outcome
@@ -37,6 +37,7 @@ class HardwareAwareScheduler:
         learns: adds what rounds take beyond their verify, and leaves drafting out where rounds without drafts emit more
             a second, both from rounds that are over. False plans with the table alone, as the paper's algorithm is
             written, and always drafts.
+        pace: how soon learning compares; None is the usual.
     """
 
     is_lossless = True
@@ -46,15 +47,16 @@ class HardwareAwareScheduler:
         profile: str | None = None,
         cost: StepCost | Callable[[int], StepCost] | None = None,
         learns: bool = False,
+        pace: Pace | None = None,
     ) -> None:
-        self._costs = StepCosts(profile, cost)
-        self._learns, self._memory = learns, RoundMemory()
+        self._costs, self._pace = StepCosts(profile, cost), pace
+        self._learns, self._memory = learns, RoundMemory(pace)
         self._has_drafts = False
 
     def bind(self, target: TargetModel) -> None:
         """Reads the profile. Raises ValueError if there is none, or one of another target or other hardware."""
         self._costs.bind(target)
-        self._memory = RoundMemory()
+        self._memory = RoundMemory(self._pace)
 
     def draft_limit(self, load: Load) -> int | None:
         """As many as the drafter can, or nothing where that emits more."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dispark.decoding.target import TargetModel
 from dispark.schedulers.hardware_aware import remember, throughputs
 from dispark.schedulers.profile import StepCosts
-from dispark.schedulers.round_memory import RoundMemory
+from dispark.schedulers.round_memory import Pace, RoundMemory
 from dispark.schedulers.step_cost import StepCost
 from dispark.schedulers.survival import best_first, lengths_of, survival_of
 from dispark.types import Draft, Load, Outcome
@@ -35,15 +35,16 @@ class HardwareAwareAsyncScheduler:
         profile: str | None = None,
         cost: StepCost | Callable[[int], StepCost] | None = None,
         learns: bool = False,
+        pace: Pace | None = None,
     ) -> None:
-        self._costs = StepCosts(profile, cost)
-        self._learns, self._memory, self._has_drafts = learns, RoundMemory(), False
+        self._costs, self._pace = StepCosts(profile, cost), pace
+        self._learns, self._memory, self._has_drafts = learns, RoundMemory(pace), False
         self._budgets: deque[float] = deque()
 
     def bind(self, target: TargetModel) -> None:
         """Reads the profile. Raises ValueError if there is none, or one of another target or other hardware."""
         self._costs.bind(target)
-        self._memory = RoundMemory()
+        self._memory = RoundMemory(self._pace)
         self._budgets.clear()
 
     def draft_limit(self, load: Load) -> int | None:

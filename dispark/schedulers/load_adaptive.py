@@ -73,17 +73,20 @@ class LoadAdaptiveScheduler:
         self._telemetry.bind(target.device)
 
     def _forget(self) -> None:
-        self._most: int | None = None  # what the drafter can do, once it has shown it
-        self._ceiling: int | None = None
-        self._length: int | None = None
+        self._begin(0)
+
+    def _begin(self, most: int) -> None:
+        """Of a drafter that proposes so many tokens; they are tried until something is known."""
+        self._most = self._ceiling = self._length = most
         self._num_rounds = self._num_probes = 0
-        self._hits, self._reached = np.zeros(0), np.zeros(0)  # by position: accepted; verified with all before accepted
+        # by position: accepted; verified with all before accepted
+        self._hits, self._reached = np.zeros(most), np.zeros(most)
         self._normal_33, self._right_3 = np.zeros((3, 3)), np.zeros(3)
 
     def draft_limit(self, load: Load) -> int | None:
         """See `dispark.interfaces.Scheduler`."""
-        if self._most is None:
-            return None
+        if self._most != load.draft_length:
+            self._begin(load.draft_length)
         if self._num_rounds % self._window == 0:
             self._steer(load)
         if self._num_rounds % self._probe_every == self._probe_every - 1:
@@ -92,20 +95,15 @@ class LoadAdaptiveScheduler:
 
     def choose(self, draft: Draft, load: Load) -> list[int]:
         """All that was drafted: the length was chosen before."""
-        width = max(draft.lengths, default=0)
-        if width > (self._most or 0):
-            self._hits = np.concatenate([self._hits, np.zeros(width - len(self._hits))])
-            self._reached = np.concatenate([self._reached, np.zeros(width - len(self._reached))])
-            self._most = self._ceiling = width
-            self._length = width
         return list(draft.lengths)
 
     def observe(self, outcome: Outcome, verify_lengths: Sequence[int], seconds: float) -> None:
         """Learns from a round."""
         self._num_rounds += 1
         accepted_N = np.asarray(outcome.num_accepted)
-        # Behind a cut nobody knows.
-        reached_N = np.where(outcome.is_truncated, accepted_N, np.minimum(accepted_N + 1, verify_lengths))
+        # Without a token of the target's own behind the drafts the round was cut, and what came behind nobody knows.
+        is_cut_N = np.array([len(tokens) for tokens in outcome.emitted]) == accepted_N
+        reached_N = np.where(is_cut_N, accepted_N, np.minimum(accepted_N + 1, verify_lengths))
         self._hits = self._memory * self._hits + _longer_than(accepted_N, len(self._hits))
         self._reached = self._memory * self._reached + _longer_than(reached_N, len(self._reached))
         rows = len(verify_lengths)
@@ -121,29 +119,27 @@ class LoadAdaptiveScheduler:
         return found
 
     def seconds(self, rows: int, length: int) -> float:
-        """Estimated time of a round; infinite while nothing is known."""
+        """Estimated time of a round, from those that are over."""
         size = self._normal_33.trace()
-        if size == 0.0:
-            return float("inf")
         beta_3 = np.linalg.solve(self._normal_33 + _RIDGE * size * np.eye(3), self._right_3)
         return max(1e-9, float(beta_3 @ np.array([1.0, rows, rows * length])))
 
     def _steer(self, load: Load) -> None:
-        """Moves the ceiling by the signals, then takes the best length below it."""
-        assert self._most is not None
-        assert self._ceiling is not None
+        """Moves the ceiling by the signals, then takes the best length below it, if rounds have told any."""
         strain = max((value / limit for value, limit in self._watched(load)), default=0.0)
         if strain > 1.0:
             self._ceiling = max(0, self._ceiling - 1)
         elif strain < _NEAR:
             self._ceiling = min(self._most, self._ceiling + 1)
+        if self._num_rounds == 0:
+            self._length = self._ceiling
+            return
         tokens = 1.0 + np.concatenate([[0.0], np.cumsum(self.survival())])
         rates = [tokens[k] / self.seconds(load.num_rows, k) for k in range(self._ceiling + 1)]
         self._length = int(np.argmax(rates))
 
     def _probe(self) -> int:
         """The allowed lengths in turns."""
-        assert self._ceiling is not None
         self._num_probes += 1
         return (self._ceiling - self._num_probes) % (self._ceiling + 1)
 

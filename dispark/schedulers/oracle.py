@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from dispark.decoding.target import TargetModel
-from dispark.types import Draft, Load, Outcome
+from dispark.types import AGAIN, Draft, Load, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +50,21 @@ class OracleScheduler:
             ValueError: a request that the run didn't have.
         """
         self._names = load.request_ids
+        self.check_requests(self._names)
         found = []
         for name, length in zip(self._names, draft.lengths, strict=True):
-            if name not in self._accepted:
-                raise ValueError(f"{self._key}: has no request {name}; it must be a run of the same task")
-            num = self._accepted[name].get(self._num_tokens.setdefault(name, 1))
+            num = self._accepted[name.partition(AGAIN)[0]].get(self._num_tokens.setdefault(name, 1))
             if num is None and length > 0 and not self._has_warned:
                 log.warning("%s: %s parts from its record; drafts are verified whole there", self._key, name)
                 self._has_warned = True
             found.append(length if num is None else min(num, length))
         return found
+
+    def check_requests(self, names: Sequence[str]) -> None:
+        """Raises ValueError for a request that the run didn't have."""
+        for name in names:
+            if name.partition(AGAIN)[0] not in self._accepted:
+                raise ValueError(f"{self._key}: has no request {name}; it must be a run of the same task")
 
     def observe(self, outcome: Outcome, verify_lengths: Sequence[int], seconds: float) -> None:
         """Follows the texts."""

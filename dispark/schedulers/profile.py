@@ -23,7 +23,7 @@ from dispark.measure import provenance
 from dispark.runs.files import dumps, write_text
 from dispark.schedulers.step_cost import StepCost
 
-_VERSION = 2
+_VERSION = 3
 Samples = tuple[tuple[tuple[float, ...], ...], ...]
 
 
@@ -79,6 +79,7 @@ class Profile:
         verify: of the target's steps.
         prefill: seconds of a prompt by its tokens, one row; empty where it wasn't measured.
         drafts: by drafter, of drafting so many tokens in each row and taking in what one round gave.
+        drafters: by drafter, what its times hold for: settings, weights.
     """
 
     identity: Mapping[str, Any]
@@ -86,6 +87,7 @@ class Profile:
     verify: Table
     prefill: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     drafts: Mapping[str, Table] = field(default_factory=dict)
+    drafters: Mapping[str, Any] = field(default_factory=dict)
 
     def cost(self, num_rows: int) -> StepCost:
         """Seconds of a step by its tokens for so many rows."""
@@ -107,6 +109,7 @@ class Profile:
         plain = {"version": _VERSION, "identity": dict(self.identity), "context": self.context}
         plain |= {"verify": self.verify.as_dict(), "prefill": self.prefill}
         plain |= {"drafts": {name: table.as_dict() for name, table in self.drafts.items()}}
+        plain |= {"drafters": dict(self.drafters)}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, dumps(plain, indent=1) + "\n")
 
@@ -128,7 +131,9 @@ class Profile:
                 raise ValueError(f"version {plain['version']}")
             prefill = {int(num): tuple(map(float, samples)) for num, samples in plain["prefill"].items()}
             drafts = {name: Table.of(table) for name, table in plain["drafts"].items()}
-            return Profile(plain["identity"], int(plain["context"]), Table.of(plain["verify"]), prefill, drafts)
+            return Profile(
+                plain["identity"], int(plain["context"]), Table.of(plain["verify"]), prefill, drafts, plain["drafters"]
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{key}: is not a profile of dispark ({error!r})") from error
 

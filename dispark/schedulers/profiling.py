@@ -19,11 +19,11 @@ import torch
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from dispark.config import build, choices
+from dispark.checks import check_file
+from dispark.config import build, choices, resolve
 from dispark.decoding.random import RowGenerators
 from dispark.decoding.target import TargetModel
 from dispark.interfaces import Drafter
-from dispark.runs.files import check_writable
 from dispark.runs.table import to_text
 from dispark.schedulers.profile import Profile, Table, check_ascending, identity_of
 from dispark.targets.model import wrap
@@ -133,7 +133,7 @@ def measure_drafts(
 
 def run_profile(cfg: DictConfig) -> dict[str, Any]:
     """Measures, prints the tables, writes the file and returns the headline figures. A file that holds for the same
-    target and hardware keeps its other drafters.
+    target, hardware and context keeps its other drafters.
 
     Raises:
         ValueError: settings that can't be measured, or a file that can't be written.
@@ -144,17 +144,18 @@ def run_profile(cfg: DictConfig) -> dict[str, Any]:
     for key in ("context", "repeats"):
         if cfg[key] < 1:
             raise ValueError(f"{key}={cfg[key]}: must be a whole number >= 1")
-    check_writable(path.parent, "out")
+    check_file(path, "out")
     drafter: Drafter = build(cfg.drafter)
     target = wrap(load(build(cfg.target)))
     if cfg.context + tokens[-1] > target.max_context:
         raise ValueError(f"context={cfg.context}: with {tokens[-1]} tokens a row more than {target.max_context}")
     profile = measure(target, rows, tokens, cfg.context, cfg.repeats)
-    kept = _drafts_of(path, profile)
+    kept, known = _drafts_of(path, profile)
     if drafter.draft_length > 0:
         name = choices().get("drafter", type(drafter).__name__)
         kept[name] = measure_drafts(target, drafter, rows, cfg.context, cfg.repeats)
-    profile = replace(profile, drafts=kept)
+        known[name] = {"settings": resolve(cfg)["drafter"], "weights": getattr(drafter, "description", None)}
+    profile = replace(profile, drafts=kept, drafters=known)
     profile.save(path)
     table = _lines("verify", profile.verify)
     for name, each in kept.items():
@@ -164,13 +165,15 @@ def run_profile(cfg: DictConfig) -> dict[str, Any]:
     return {"out": str(path), **identity_of(target), "context": cfg.context, "steps": table, "prefill_ms": prefill_ms}
 
 
-def _drafts_of(path: Path, profile: Profile) -> dict[str, Table]:
-    """The drafters of a file that is there, if it holds for the same."""
+def _drafts_of(path: Path, profile: Profile) -> tuple[dict[str, Table], dict[str, Any]]:
+    """The drafters of a file that is there, if it holds for the same: (times, what they hold for)."""
     try:
         before = Profile.load(path, "out")
     except ValueError:
-        return {}
-    return dict(before.drafts) if before.identity == profile.identity else {}
+        return {}, {}
+    if (before.identity, before.context) != (profile.identity, profile.context):
+        return {}, {}
+    return dict(before.drafts), dict(before.drafters)
 
 
 def _lines(what: str, table: Table) -> list[dict[str, Any]]:

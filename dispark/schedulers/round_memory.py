@@ -9,9 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _DECAY = 0.95
-_FIRST = 8  # rounds with drafts before one without is tried
-_ALONE = 2  # rounds without, before the two are compared
-_PROBE_EVERY = 32
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How soon rounds with and without drafts are compared.
+
+    Args:
+        first: rounds with drafts before one without is tried.
+        alone: rounds without, before the two are compared.
+        probe_every: one round in so many is of the other kind.
+    """
+
+    first: int = 8
+    alone: int = 2
+    probe_every: int = 32
+
+    def __post_init__(self) -> None:
+        for key, least in (("first", 1), ("alone", 1), ("probe_every", 2)):
+            if getattr(self, key) < least:
+                raise ValueError(f"scheduler.pace.{key}={getattr(self, key)}: must be a whole number >= {least}")
 
 
 @dataclass
@@ -35,7 +52,8 @@ class _Sums:
 class RoundMemory:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None = None) -> None:
+        self._pace = pace or Pace()
         self._sums: dict[tuple[int, bool], _Sums] = {}
         self._num: dict[tuple[int, bool], int] = {}
 
@@ -62,12 +80,12 @@ class RoundMemory:
         """Whether rounds with drafts emit more a second than rounds without; now and then the other kind, to know."""
         bucket = _bucket(num_rows)
         num_with, num_without = self._num.get((bucket, True), 0), self._num.get((bucket, False), 0)
-        if num_with < _FIRST:
+        if num_with < self._pace.first:
             return True
-        if num_without < _ALONE:
+        if num_without < self._pace.alone:
             return False
         pays = self._sums[bucket, True].rate >= self._sums[bucket, False].rate
-        is_probe = (num_with + num_without) % _PROBE_EVERY == _PROBE_EVERY - 1
+        is_probe = (num_with + num_without) % self._pace.probe_every == self._pace.probe_every - 1
         return pays != is_probe
 
 

@@ -16,6 +16,8 @@ import pandas as pd
 
 Floats = npt.NDArray[np.float64]
 
+_MOST_TURNS = 100
+
 
 class Acceptance(Protocol):
     """A supply of rounds."""
@@ -85,6 +87,8 @@ class AssumedAcceptance:
     """Stated conditional acceptance by position, with confidences that are right on average.
 
     Each request has an ease of its own, each draft scatters around it; a confidence is the very chance it is drawn by.
+    The rates are what comes out over all rounds of many requests of one length with every draft verified: that hard
+    requests take more rounds, and that later positions are reached by the easy ones, is reckoned with.
 
     Args:
         rates: conditional acceptance at positions 1, 2, ...
@@ -97,7 +101,7 @@ class AssumedAcceptance:
         if not spread >= 0.0:
             raise ValueError(f"acceptance.spread={spread}: must be a number >= 0")
         self.draft_length = len(rates)
-        self._logits, self._spread = _centred(np.asarray(rates, dtype=np.float64), spread), spread
+        self._logits, self._spread = _solved(np.asarray(rates, dtype=np.float64), spread), spread
 
     def rounds(self, request_id: str, seed: int) -> RoundStream:
         """See Acceptance."""
@@ -116,15 +120,38 @@ class _Assumed:
         return confidence, int(comes.cumprod().sum())
 
 
-def _centred(rates: Floats, spread: float) -> Floats:
-    """Logits whose mean chance, under twice the scatter, is the rate: found by halving."""
-    scatter = np.sqrt(2.0) * spread * np.polynomial.hermite_e.hermegauss(41)[0]
-    weight = np.polynomial.hermite_e.hermegauss(41)[1]
-    weight = weight / weight.sum()
-    low, high = np.full(len(rates), -40.0), np.full(len(rates), 40.0)
-    for _ in range(60):
-        middle = (low + high) / 2
-        mean = (weight / (1.0 + np.exp(-(middle[:, None] + scatter)))).sum(axis=1)
-        low, high = np.where(mean < rates, middle, low), np.where(mean < rates, high, middle)
-    found: Floats = (low + high) / 2
-    return found
+def _solved(rates: Floats, spread: float) -> Floats:
+    """Logits at which the rates come out.
+
+    With ease e, position k survives with chance p_k(e), the mean over its scatter; S_k = p_1 ... p_k. A request of
+    ease e takes 1 / (1 + sum of S_k(e)) rounds a token, and over all rounds so weighted the conditional rate at k is
+    mean S_k / mean S_(k-1). Each position is found by halving, given those before it and the weights; the weights
+    follow from all positions, until nothing moves.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(41)
+    weights = weights / weights.sum()
+
+    def chance(logit: float) -> Floats:
+        """[E] by ease."""
+        found: Floats = (weights / (1.0 + np.exp(-(logit + spread * (nodes[:, None] + nodes))))).sum(axis=1)
+        return found
+
+    logits = np.log(rates / (1.0 - rates))
+    rounds = weights
+    for _ in range(_MOST_TURNS):
+        before, survives, total = logits.copy(), np.ones(len(nodes)), np.ones(len(nodes))
+        for k, rate in enumerate(rates):
+            reached = rounds * survives
+            low, high = -40.0, 40.0
+            for _ in range(60):
+                middle = (low + high) / 2
+                is_low = float(reached @ chance(middle)) < rate * float(reached.sum())
+                low, high = (middle, high) if is_low else (low, middle)
+            logits[k] = (low + high) / 2
+            survives = survives * chance(logits[k])
+            total = total + survives
+        rounds = weights / total
+        rounds = rounds / rounds.sum()
+        if float(np.abs(logits - before).max()) < 1e-9:
+            break
+    return logits

@@ -31,6 +31,11 @@ class Cost(Protocol):
         """The table of verify times that schedulers plan with."""
 
 
+def _check_seconds(key: str, value: float) -> None:
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{key}={value}: must be a number of seconds >= 0")
+
+
 class MeasuredCost:
     """Times of `dispark profile`.
 
@@ -44,7 +49,8 @@ class MeasuredCost:
     """
 
     def __init__(self, path: str, drafter: str | None = None, host_s: float = 0.0) -> None:
-        key = f"cost.path={path}"
+        key = f"engine.path={path}"
+        _check_seconds("engine.host_s", host_s)
         self._profile = Profile.load(Path(path).expanduser(), key)
         self._host_s = host_s
         self._draft = None
@@ -101,11 +107,12 @@ class Hardware:
     overhead_s: float = 1e-3
 
     def __post_init__(self) -> None:
-        for key in ("bandwidth", "flops", "efficiency"):
+        for key in ("bandwidth", "flops"):
             if not 0.0 < getattr(self, key) < math.inf:
-                raise ValueError(f"cost.hardware.{key}={getattr(self, key)}: must be a number above 0")
-        if not 0.0 <= self.overhead_s < math.inf:
-            raise ValueError(f"cost.hardware.overhead_s={self.overhead_s}: must be a number of seconds >= 0")
+                raise ValueError(f"engine.hardware.{key}={getattr(self, key)}: must be a number above 0")
+        if not 0.0 < self.efficiency <= 1.0:
+            raise ValueError(f"engine.hardware.efficiency={self.efficiency}: must be a share above 0, at most 1")
+        _check_seconds("engine.hardware.overhead_s", self.overhead_s)
 
 
 @dataclass(frozen=True)
@@ -129,11 +136,15 @@ class Network:
     expert_bytes_per_param: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.dense_params > 0:
-            raise ValueError(f"cost.network.dense_params={self.dense_params}: must be a number above 0")
+        if not 0 < self.dense_params < math.inf:
+            raise ValueError(f"network.dense_params={self.dense_params}: must be a number above 0")
+        for key in ("kv_bytes", "expert_params", "bytes_per_param", "expert_bytes_per_param"):
+            value = getattr(self, key)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"network.{key}={value}: must be a number >= 0")
         if not 0 <= self.active_experts <= self.num_experts:
             raise ValueError(
-                f"cost.network.active_experts={self.active_experts}: must lie in 0 to num_experts={self.num_experts}"
+                f"network.active_experts={self.active_experts}: must lie in 0 to num_experts={self.num_experts}"
             )
 
     def bytes_read(self, num_tokens: int) -> float:
@@ -171,6 +182,8 @@ class Drafting:
     def __post_init__(self) -> None:
         if self.passes not in ("block", "chain"):
             raise ValueError(f"drafting.passes={self.passes}: must be block or chain")
+        _check_seconds("drafting.overhead_s", self.overhead_s)
+        _check_seconds("drafting.sequential_s", self.sequential_s)
 
 
 @dataclass(frozen=True)

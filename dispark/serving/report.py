@@ -18,6 +18,7 @@ from dispark.measure.stats import Estimate, ratio_of_ratios, ratio_of_sums
 from dispark.serving.source import ServingSource
 
 QUANTILES = (0.5, 0.95, 0.99)
+_SAME_S = 1e-9  # sums of times that are the same differ by rounding
 FORMATS = {
     "tok/s": ".1f",
     "tok/s/user": ".1f",
@@ -48,7 +49,8 @@ class Sla:
     def __post_init__(self) -> None:
         for key in ("ttft_s", "tokens_per_s"):
             value = getattr(self, key)
-            if value is not None and not value > 0:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 < value < float("inf")):
                 raise ValueError(f"sla.{key}={value}: must be a number above 0, or null to ask for nothing")
 
 
@@ -57,6 +59,7 @@ def check_arms(plain: Mapping[str, Any], parts: Sequence[str], needs: str) -> No
     and a baseline that is none of the arms."""
     if unknown := sorted(set(plain["sla"]) - {"ttft_s", "tokens_per_s"}):
         raise ValueError(f"sla.{unknown[0]}: no such key; allowed: ttft_s, tokens_per_s")
+    Sla(**plain["sla"])
     for name, node in plain["arms"].items():
         if not isinstance(node, dict) or not set(parts) <= set(node):
             raise ValueError(f"arms.{name}: must have {needs}")
@@ -71,6 +74,7 @@ class Passes:
     Args:
         max_in_flight: users of a closed loop, None in an open one.
         block_tokens, row_tokens: tokens of a block of the cache's budget, and of a row of full length.
+        spare_tokens: that a request reserves beyond its prompt and answer.
     """
 
     requests: pd.DataFrame
@@ -79,6 +83,7 @@ class Passes:
     max_in_flight: int | None
     block_tokens: int
     row_tokens: int
+    spare_tokens: int
 
 
 def frames_of(source: ServingSource, trace: Trace, repeat: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -178,11 +183,12 @@ def summarise(passes: Passes, sla: Sla) -> dict[str, Any]:
 
 
 def steady_sums(passes: Passes) -> pd.DataFrame:
-    """(tokens, seconds) by prompt in the steady part, summed over passes: between the first and the last round with all
-    users in decoding. A step's seconds are shared alike by its rows. In an open loop everything counts."""
+    """(tokens, seconds) by prompt in the steady part, summed over passes: from the first round to the last with all
+    users in the system. A step's seconds are shared alike by its rows. In an open loop everything counts."""
     parts = []
     for repeat, steps in passes.steps.groupby("repeat"):
-        window = _steady(steps, passes.max_in_flight)
+        requests = passes.requests[passes.requests["repeat"] == repeat]
+        window = _steady(steps, requests, passes.max_in_flight)
         share_s = (window["wall_s"] / window["num_rows"]).to_dict()
         rounds = passes.rounds[(passes.rounds["repeat"] == repeat) & passes.rounds["step"].isin(window.index)]
         parts.append(
@@ -194,7 +200,6 @@ def steady_sums(passes: Passes) -> pd.DataFrame:
                 }
             )
         )
-        requests = passes.requests[passes.requests["repeat"] == repeat]
         if "prefill_step" in requests:
             first = requests[requests["prefill_step"].isin(window.index)]
             seconds = first["prefill_step"].map(share_s)
@@ -214,13 +219,18 @@ def ratio_to(sums: pd.DataFrame, other: pd.DataFrame) -> Estimate:
     return ratio_of_ratios(*columns)
 
 
-def _steady(steps: pd.DataFrame, max_in_flight: int | None) -> pd.DataFrame:
-    """The steps of the steady part by number."""
+def _steady(steps: pd.DataFrame, requests: pd.DataFrame, max_in_flight: int | None) -> pd.DataFrame:
+    """The steps of the steady part by number: a closed loop is steady until a user leaves whom nobody follows, whether
+    all users are in decoding or some wait for room."""
     numbered = steps.set_index("step").sort_index()
-    if max_in_flight is None:
+    rounds = numbered[numbered["kind"] == "round"]
+    if max_in_flight is None or not len(rounds):
         return numbered
-    full = numbered[(numbered["kind"] == "round") & (numbered["num_rows"] == max_in_flight)]
-    return numbered.loc[full.index[0] : full.index[-1]] if len(full) else numbered
+    ended_s = (requests["arrived_s"] + requests["latency_s"]).dropna() if "latency_s" in requests else pd.Series()
+    after = ended_s[ended_s > requests["arrived_s"].max() + _SAME_S]
+    end_s = float(after.min()) if len(after) else float("inf")
+    within = rounds[rounds["end_s"] <= end_s + _SAME_S]
+    return numbered.loc[rounds.index[0] : within.index[-1]] if len(within) else numbered
 
 
 def _mean_rows(passes: Passes) -> float | None:
@@ -257,7 +267,7 @@ def _occupancy(passes: Passes) -> dict[str, Any]:
             "step": rounds["step"].to_numpy(),
             "kv_held_tokens": held,
             "kv_paged_tokens": -(-held // block) * block,
-            "kv_reserved_tokens": -(-(prompts + caps) // block) * block,
+            "kv_reserved_tokens": -(-(prompts + caps + passes.spare_tokens) // block) * block,
             "kv_contiguous_tokens": passes.row_tokens,
         }
     )
@@ -308,7 +318,7 @@ def table_row(arm: str, figures: Mapping[str, Any]) -> dict[str, Any]:
         "verified": figures["verify_budget"],
         "wasted": figures["wasted_verify_share"],
         "rows": figures["mean_rows"],
-    }
+    } | ({"lossless": figures["losslessness"]} if "losslessness" in figures else {})
 
 
 def _ratio_text(ratio: float | None, interval: Sequence[float] | None) -> str | None:

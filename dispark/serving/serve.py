@@ -17,14 +17,14 @@ import pandas as pd
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from dispark.checks import check_whole
+from dispark.checks import check_seed, check_whole
 from dispark.config import build, choices, resolve
 from dispark.decoding.loop import DecodingLoop
 from dispark.drafters.calibrated import CalibratedDrafter, calibration_path
 from dispark.interfaces import Drafter, EnergyMeter, Scheduler, Verifier
 from dispark.measure import energy, provenance
-from dispark.measure.losslessness import greedy_verdicts
-from dispark.runs.identity import content_hashes
+from dispark.measure.losslessness import greedy_verdicts, sampling_verdict
+from dispark.runs.identity import content_hashes, is_own
 from dispark.runs.store import RunStore, run_key
 from dispark.runs.table import to_text
 from dispark.serving.arrivals import Arrival, Arrivals, TraceArrivals
@@ -43,7 +43,7 @@ from dispark.serving.source import ServingSource
 from dispark.targets.model import wrap
 from dispark.targets.spec import load
 from dispark.tasks.conversation import first_messages, request_seed
-from dispark.types import EnergyReading, Prompt, Request, RequestRecord, Sampling
+from dispark.types import AGAIN, EnergyReading, Prompt, Request, RequestRecord, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,11 @@ class Arm:
     frames: list[tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]] = field(default_factory=list)
     readings: list[EnergyReading] = field(default_factory=list)
     records: list[RequestRecord] = field(default_factory=list)
+
+    @property
+    def spare_tokens(self) -> int:
+        """Room that a request needs beyond its prompt and answer: for an anchor and a draft."""
+        return 1 + self.drafter.draft_length
 
 
 def run_serve(cfg: DictConfig) -> dict[str, Any]:
@@ -109,14 +114,19 @@ class Serving:
         self.loaded = load(build(cfg.target))
         self.target = wrap(self.loaded)
         self.requests, self.plan = self._requests(prompts)
-        self.spare = 1 + max(drafter.draft_length for _, drafter, _ in arms)
         caps = [arrival.max_new_tokens or r.max_new_tokens for r, arrival in zip(self.requests, self.plan, strict=True)]
         longest = max(len(r.prompt_ids) + cap for r, cap in zip(self.requests, caps, strict=True))
         self.context = min(self.loaded.max_context, longest)
-        self.num_slots = self.context + self.spare
+        self.num_slots = self.context + 1 + max(drafter.draft_length for _, drafter, _ in arms)
         self.num_rows = min(self.arrivals.max_in_flight or cfg.max_rows, len(self.requests))
         self.cancel_after = self._cancellations()
         self.arms = [self._arm(*parts) for parts in arms]
+        for arm in self.arms:  # what refuses this target does so before the first pass
+            assert arm.loop is not None
+            arm.loop.bind()
+            check = getattr(arm.scheduler, "check_requests", None)
+            if check is not None:
+                check([request.request_id for request in self.requests])
 
     def run(self) -> dict[str, Any]:
         """Measures and stores."""
@@ -147,7 +157,8 @@ class Serving:
         requests = []
         for i in range(num):
             prompt = prompts[i % len(prompts)]
-            name = f"{prompt.prompt_id}#{i // len(prompts)}"
+            # As `dispark bench` names first turns, so that an oracle finds them; asked again they are others.
+            name = f"{prompt.prompt_id}#0" + (f"{AGAIN}{i // len(prompts)}" if i >= len(prompts) else "")
             low = cfg.max_new_tokens if cfg.min_new_tokens is None else cfg.min_new_tokens
             requests.append(
                 Request(
@@ -170,9 +181,11 @@ class Serving:
         leaving = [r for r in self.requests if draws.random() < self.cfg.cancel_share]
         return {r.request_id: draws.randint(1, r.max_new_tokens) for r in leaving}
 
-    def _source(self, requests: Sequence[Request], plan: Sequence[Arrival], in_flight: int | None) -> ServingSource:
+    def _source(
+        self, arm: Arm, requests: Sequence[Request], plan: Sequence[Arrival], in_flight: int | None
+    ) -> ServingSource:
         budget = BlockBudget(self.cfg.kv_blocks, self.cfg.block_tokens)
-        return ServingSource(requests, plan, budget, in_flight, self.spare, self.context, self.cancel_after)
+        return ServingSource(requests, plan, budget, in_flight, arm.spare_tokens, self.context, self.cancel_after)
 
     # -- passes -------------------------------------------------------------------------------------------------
 
@@ -202,13 +215,13 @@ class Serving:
         if few:
             assert arm.loop is not None
             arm.loop.reads_drafts = True
-            arm.loop.run(self._source(few, [Arrival(0.0)] * len(few), self.num_rows))
+            arm.loop.run(self._source(arm, few, [Arrival(0.0)] * len(few), self.num_rows))
             arm.loop.reads_drafts = False
 
     def _pass(self, arm: Arm) -> None:
         assert arm.loop is not None
         repeat = len(arm.frames)
-        source = self._source(self.requests, self.plan, self.arrivals.max_in_flight)
+        source = self._source(arm, self.requests, self.plan, self.arrivals.max_in_flight)
         self.meter.start()
         trace = arm.loop.run(source)
         arm.readings.append(self.meter.stop())
@@ -222,8 +235,9 @@ class Serving:
 
     def _passes(self, arm: Arm) -> Passes:
         requests, rounds, steps = (pd.concat([frames[i] for frames in arm.frames]) for i in range(3))
-        row_tokens = self.num_slots
-        return Passes(requests, rounds, steps, self._users(), self.cfg.block_tokens, row_tokens)
+        row_tokens = self.context + arm.spare_tokens
+        users = self._users()
+        return Passes(requests, rounds, steps, users, self.cfg.block_tokens, row_tokens, arm.spare_tokens)
 
     def _users(self) -> int | None:
         return None if self.arrivals.max_in_flight is None else self.num_rows
@@ -232,13 +246,14 @@ class Serving:
         passes = {arm.name: self._passes(arm) for arm in self.arms}
         baseline = self.cfg.baseline or self.arms[0].name
         figures = summarise_arms(passes, baseline, self.sla)
+        verdicts = self._verdicts()
         for arm in self.arms:
             joules = energy.combine(arm.readings, self.meter.min_window_s)
             tokens = figures[arm.name]["num_tokens"]
             figures[arm.name] |= {
                 "energy": asdict(joules),
                 "joules_per_token": None if joules.energy_j is None or not tokens else joules.energy_j / tokens,
-                "is_lossless": self.verifier.is_lossless and arm.scheduler.is_lossless,
+                "losslessness": verdicts[arm.name]["verdict"],
                 "drafter_weights": getattr(arm.drafter, "description", None),
             }
         for kind, index in (("rounds", 1), ("steps", 2)):
@@ -255,7 +270,7 @@ class Serving:
             "baseline": baseline,
             "arms": figures,
             "table": [table_row(name, found) for name, found in figures.items()],
-            "losslessness": self._verdicts(),
+            "losslessness": verdicts,
             "config": self.plain,
             "choices": choices(),
             "provenance": provenance.collect(
@@ -266,16 +281,23 @@ class Serving:
         self.store.mark_done()
         return run
 
-    def _verdicts(self) -> dict[str, Any] | None:
-        """Of greedy texts that came to their end, against the baseline's; None at temperatures above 0."""
+    def _verdicts(self) -> dict[str, Any]:
+        """Of greedy texts that came to their end, against the baseline's; of the composition's law at temperatures
+        above 0."""
         if not self.sampling.is_greedy:
-            return None
+            return {
+                arm.name: sampling_verdict(
+                    self.verifier, arm.drafter.proposal, arm.scheduler.is_lossless, is_own(type(arm.drafter).__module__)
+                )
+                for arm in self.arms
+            }
         records = {arm.name: [r for r in arm.records if r.finish_reason != "cancelled"] for arm in self.arms}
         return greedy_verdicts(self.target, records, self.cfg.baseline or self.arms[0].name)
 
 
 def _check(plain: Mapping[str, Any]) -> None:
     """Ranges of the top level. Raises ValueError."""
+    check_seed(plain["seed"])
     whole = ("max_new_tokens", "max_rows", "cycles", "block_tokens")
     check_whole(plain, whole, or_null=("num_requests", "kv_blocks", "min_new_tokens"))
     if plain["min_new_tokens"] is not None and plain["min_new_tokens"] > plain["max_new_tokens"]:

@@ -121,7 +121,8 @@ class Engine:
         rows, step = list(self._active), len(self._trace.steps)
         context = [row.context for row in rows]
         names = [row.record.request.request_id for row in rows]
-        load = Load(len(rows), source.num_waiting, step, context, names, sum(context) / self.capacity)
+        most = 0 if self.acceptance is None else self.acceptance.draft_length
+        load = Load(len(rows), source.num_waiting, step, context, names, sum(context) / self.capacity, most)
         draft, accepted = self._draft(rows, load)
         width = draft.tokens_BG.shape[1]
         lengths = self.scheduler.choose(draft, load)
@@ -161,7 +162,7 @@ class Engine:
 
     def _draft(self, rows: Sequence[_Row], load: Load) -> tuple[Draft, list[int]]:
         """(what is drafted, how many of each row's drafts the target would accept)."""
-        most = 0 if self.acceptance is None else draft_limit(self.scheduler, load, self.acceptance.draft_length)
+        most = draft_limit(self.scheduler, load, load.draft_length)
         if most == 0:
             return Draft(torch.zeros((len(rows), 0), dtype=torch.int64), [0] * len(rows)), [0] * len(rows)
         found = [row.rounds.next() for row in rows]

@@ -13,7 +13,7 @@ import pandas as pd
 from hydra.utils import get_class
 from omegaconf import DictConfig
 
-from dispark.checks import check_whole
+from dispark.checks import check_seed, check_whole
 from dispark.config import build, choices, resolve
 from dispark.interfaces import Scheduler
 from dispark.measure import provenance
@@ -68,7 +68,8 @@ def _run(cfg: DictConfig, plain: Mapping[str, Any], store: RunStore) -> dict[str
     plan = arrivals.plan(len(requests), cfg.seed)
     rows = min(arrivals.max_in_flight or cfg.max_rows, len(requests))
     users = None if arrivals.max_in_flight is None else rows
-    longest = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
+    caps = [arrival.max_new_tokens or r.max_new_tokens for r, arrival in zip(requests, plan, strict=True)]
+    longest = max(len(r.prompt_ids) + cap for r, cap in zip(requests, caps, strict=True))
     passes = {}
     for name, node in cfg.arms.items():
         acceptance: Acceptance | None = None if node.acceptance is None else build(node.acceptance)
@@ -79,7 +80,7 @@ def _run(cfg: DictConfig, plain: Mapping[str, Any], store: RunStore) -> dict[str
         spare = 1 + (0 if acceptance is None else acceptance.draft_length)
         budget = BlockBudget(cfg.kv_blocks, cfg.block_tokens)
         source, trace = engine.run(requests, plan, users, budget, longest + spare)
-        passes[name] = Passes(*frames_of(source, trace, 0), users, cfg.block_tokens, longest + spare)
+        passes[name] = Passes(*frames_of(source, trace, 0), users, cfg.block_tokens, longest + spare, spare)
     baseline = cfg.baseline or next(iter(passes))
     figures = summarise_arms(passes, baseline, sla)
     run: dict[str, Any] = {
@@ -116,6 +117,8 @@ def scheduler_of(node: Mapping[str, Any], cost: Cost, group: str) -> Scheduler:
     if "profile" not in given:
         scheduler: Scheduler = build({"_target_": node["_target_"], **given}, group)
         return scheduler
+    # A cost is no config: the settings are held against the constructor before it is added.
+    build({"_target_": node["_target_"], **given, "profile": "simulated"}, group)
     kind: Any = get_class(str(node["_target_"]))
     planned: Scheduler = kind(**(given | {"profile": None, "cost": cost.step_cost}))
     return planned
@@ -137,6 +140,7 @@ def _requests(plain: Mapping[str, Any], arrivals: Arrivals) -> list[Request]:
 
 def _check(plain: Mapping[str, Any]) -> None:
     """Ranges of the top level. Raises ValueError."""
+    check_seed(plain["seed"])
     check_whole(plain, ("max_rows", "block_tokens"), or_null=("num_requests", "kv_blocks"))
     for key in ("prompt_tokens", "answer_tokens"):
         if len(plain[key]) != 2 or not 1 <= plain[key][0] <= plain[key][1]:

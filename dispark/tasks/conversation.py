@@ -187,8 +187,8 @@ class ConversationSource:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that `next` could hand out now; turns that wait for an answer are not among them."""
-        return len(self._follow_ups) + len(self._fresh)
+        """None: the prompts are a list that is worked off."""
+        return 0
 
     def next(self) -> Request | None:
         """The next request that is ready, or None."""

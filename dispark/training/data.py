@@ -189,7 +189,7 @@ class Synthesis:
                 source = self._source(part)
                 self.loop.run(source)
                 seconds = time.perf_counter() - start
-                bar.update(len(part) - source.num_waiting)
+                bar.update(len(part) - source.num_left)
                 bar.set_postfix_str(f"{source.num_tokens / seconds:.0f} tok/s, {len(self.writer.rows)} rows")
                 for reason, num in source.left_out.items():
                     self.filter.refused[reason] += num

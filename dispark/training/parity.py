@@ -69,7 +69,8 @@ class _Prompts:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """None: the rows are a list that is worked off."""
+        return 0
 
     def next(self) -> Request | None:
         return self._waiting.pop(0) if self._waiting else None

@@ -82,6 +82,12 @@ class SynthesisSource:
 
     @property
     def num_waiting(self) -> int:
+        """None: the seeds are a list that is worked off."""
+        return 0
+
+    @property
+    def num_left(self) -> int:
+        """Seeds that were not begun, and turns without an answer."""
         return len(self._seeds) + len(self._ready)
 
     def next(self) -> Request | None:

@@ -108,6 +108,10 @@ def test_the_file_lies_beside_the_checkpoint(tmp_path: Path, capsys: pytest.Capt
         (["drafter=eagle3", "confidences=[head]"], "drafter.confidence=head: this drafter has no confidence head"),
         (["confidences=[luck]"], "confidences=[luck]: must be of head, peak, entropy"),
         (["confidences=[]"], "confidences=[]: must name at least one of head, peak, entropy"),
+        (["out=."], "out=.: is a folder; must name a file"),
+        (["out=c.json", "report=."], "report=.: is a folder; must name a file"),
+        (["out=notes.json"], "out=notes.json: notes.json is no calibration of this version"),
+        (["out=c.json", "seed=-1"], "seed=-1: must lie in 0 .. 2**63 - 1"),
         (["num_bins=0"], "num_bins=0: must be a whole number >= 1"),
         (["grid_low=2"], "grid_low=2.0, grid_high=5.0: need 0 < grid_low <= 1 <= grid_high"),
         (["task.limit=1", "out=c.json"], "task: has 1 prompts that fit; at least 4 are needed"),
@@ -121,5 +125,6 @@ def test_bad_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("notes.json").write_text("{}", encoding="utf-8")
     assert main(["calibrate", *SHORT, *words]) == 2
     assert message in capsys.readouterr().err.strip().splitlines()[-1]

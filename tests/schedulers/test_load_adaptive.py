@@ -29,7 +29,7 @@ class Engine:
         """The draft lengths of these rounds."""
         self.lengths = []
         for step in range(num_rounds):
-            now = Load(rows, load.get("waiting", 0), step, [9] * rows, kv_share=load.get("kv"))
+            now = Load(rows, load.get("waiting", 0), step, [9] * rows, kv_share=load.get("kv"), draft_length=MOST)
             limit = self.scheduler.draft_limit(now)
             num = MOST if limit is None else min(MOST, limit)
             self.lengths.append(num)
@@ -103,12 +103,27 @@ def test_signals_that_are_not_known_do_nothing() -> None:
 
 def test_survival_behind_a_cut_is_not_counted_as_rejection() -> None:
     scheduler = LoadAdaptiveScheduler()
-    scheduler.choose(Draft(torch.zeros(1, 3, dtype=torch.int64), [3]), Load(1, 0, 0, [9]))
-    scheduler.observe(Outcome([[1]], [1], ["stop"], [True]), [3], 0.1)
+    load = Load(1, 0, 0, [9], draft_length=3)
+    assert scheduler.draft_limit(load) == 3
+    for finish, is_truncated in (("length", True), ("stop", False), ("stop_string", False)):
+        scheduler.observe(Outcome([[1]], [1], [finish], [is_truncated]), [3], 0.1)  # type: ignore[list-item]
     assert scheduler.survival().tolist() == [1.0, 1.0, 1.0]
     scheduler.observe(Outcome([[1, 2]], [1], [None], [False]), [3], 0.1)
     assert scheduler.survival()[0] == 1.0
     assert scheduler.survival()[1] == pytest.approx(0.5)
+
+
+def test_a_drafter_that_found_little_at_first_is_asked_for_more() -> None:
+    """A lookup's first draft may be short; what the drafter can do at most is known from the start."""
+    scheduler = LoadAdaptiveScheduler()
+    load = Load(1, 0, 0, [9], draft_length=8)
+    for found in (1, 8, 8, 8, 8, 8):
+        limit = scheduler.draft_limit(load)
+        assert limit is not None
+        num = min(found, limit)
+        scheduler.choose(Draft(torch.zeros(1, num, dtype=torch.int64), [num]), load)
+        scheduler.observe(Outcome([[0] * (num + 1)], [num], [None], [False]), [num], 1.0 + 0.001 * num)
+    assert scheduler.draft_limit(load) == 8
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,11 @@ def test_one_file_holds_several_drafters(tmp_path: Path) -> None:
     words = ["profile", "target=tiny", "rows=[1,2]", "tokens=[1,2]", "context=8", "repeats=1", f"out={out}"]
     for name in ("dispark", "medusa", "none"):
         assert main([*words, f"drafter={name}"]) == 0
-    assert set(Profile.load(out, "k").drafts) == {"dispark", "medusa"}
+    found = Profile.load(out, "k")
+    assert set(found.drafts) == set(found.drafters) == {"dispark", "medusa"}
+    assert found.drafters["medusa"]["settings"]["checkpoint"] == "random"
+    assert main([*words, "drafter=ngram", "context=9"]) == 0  # times at another context say nothing beside these
+    assert set(Profile.load(out, "k").drafts) == {"ngram"}
     assert main([*words, "target.sources.random.seed=1", "target.dtype=bfloat16"]) == 0  # of another dtype: all anew
     assert not Profile.load(out, "k").drafts
 
@@ -69,6 +73,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("context=0", "context=0: must be a whole number >= 1"),
         ("repeats=-1", "repeats=-1: must be a whole number >= 1"),
         ("context=100000", "context=100000: with 8 tokens a row more than"),
+        ("out=.", "out=.: is a folder; must name a file"),
         ("out=/proc/x/p.json", "out=/proc/x: cannot be written"),
     ],
 )

@@ -48,18 +48,22 @@ def test_shorter_drafts_of_the_same_rounds(tmp_path: Path) -> None:
     assert {accepted for _, accepted in found} == {0, 1}
 
 
-@pytest.mark.parametrize(("rates", "spread"), [([0.8, 0.6, 0.4], 1.0), ([0.5], 0.0), ([0.95, 0.9], 2.0)])
+@pytest.mark.parametrize(
+    ("rates", "spread"), [([0.8, 0.6, 0.4], 1.0), ([0.85] * 5, 1.0), ([0.5], 0.0), ([0.95, 0.9], 2.0)]
+)
 def test_assumed_rates_come_out_and_confidences_are_right(rates: list[float], spread: float) -> None:
     acceptance = AssumedAcceptance(rates, spread)
     promises, reached, hits = [], np.zeros(len(rates)), np.zeros(len(rates))
+    places = np.arange(len(rates))
     for seed in range(1500):
-        stream = acceptance.rounds("a", seed)
-        for _ in range(4):
+        stream, num_tokens = acceptance.rounds("a", seed), 0
+        while num_tokens < 30:
             promised, accepted = stream.next()
             promises.append((promised[0], accepted > 0))
-            reached[0] += 1
-            hits[0] += accepted > 0
-    assert hits[0] / reached[0] == pytest.approx(rates[0], abs=0.03)
+            reached += accepted >= places
+            hits += accepted > places
+            num_tokens += 1 + accepted
+    assert (hits / reached).tolist() == pytest.approx(rates, abs=0.015)
     promised_N, came_N = (np.array(column, dtype=float) for column in zip(*promises, strict=True))
     assert promised_N.mean() == pytest.approx(came_N.mean(), abs=0.02)
     if spread == 0:

@@ -37,7 +37,7 @@ def test_profiles_that_lack_something(tmp_path: Path) -> None:
         MeasuredCost(profile(tmp_path / "p.json"), "eagle3")
     with pytest.raises(ValueError, match="has no prefill times"):
         MeasuredCost(profile(tmp_path / "p.json", prefill={}))
-    with pytest.raises(ValueError, match=r"cost\.path=.*: there is no such file"):
+    with pytest.raises(ValueError, match=r"engine\.path=.*: there is no such file"):
         MeasuredCost(str(tmp_path / "none.json"))
 
 
@@ -77,10 +77,10 @@ def test_a_block_is_read_once_and_a_chain_for_every_token() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Hardware(0.0, 1.0), r"cost\.hardware\.bandwidth=0\.0: must be a number above 0"),
-        (lambda: Hardware(1.0, 1.0, overhead_s=-1), r"cost\.hardware\.overhead_s=-1"),
-        (lambda: Network(0.0), r"cost\.network\.dense_params=0\.0"),
-        (lambda: Network(1.0, active_experts=2), r"cost\.network\.active_experts=2: must lie in 0 to num_experts=0"),
+        (lambda: Hardware(0.0, 1.0), r"engine\.hardware\.bandwidth=0\.0: must be a number above 0"),
+        (lambda: Hardware(1.0, 1.0, overhead_s=-1), r"engine\.hardware\.overhead_s=-1"),
+        (lambda: Network(0.0), r"network\.dense_params=0\.0"),
+        (lambda: Network(1.0, active_experts=2), r"network\.active_experts=2: must lie in 0 to num_experts=0"),
         (lambda: Drafting(passes="tree"), r"drafting\.passes=tree: must be block or chain"),
     ],
 )

@@ -116,9 +116,56 @@ def test_a_scheduler_per_arm(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(verdict["verdict"] == "lossless" for verdict in run["losslessness"].values())
 
 
+def test_a_float64_target_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = serve(capsys, tmp_path, "target.dtype=float64", "num_requests=4")
+    assert {verdict["verdict"] for verdict in run["losslessness"].values()} == {"lossless"}
+
+
+def test_sampled_arms_have_verdicts_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = serve(capsys, tmp_path, "sampling=t1", "num_requests=4")
+    assert {verdict["verdict"] for verdict in run["losslessness"].values()} == {"lossless"}
+    assert {figures["losslessness"] for figures in run["arms"].values()} == {"lossless"}
+    assert {line["lossless"] for line in run["table"]} == {"lossless"}
+
+
+def test_every_arm_reserves_room_for_its_own_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = serve(capsys, tmp_path, "num_requests=6", "block_tokens=1", "arrivals.concurrency=1")
+    held = {name: figures["kv_reserved_tokens"] for name, figures in run["arms"].items()}
+    prompts = requests_of(run).query("arm == 'none' and repeat == 0")
+    rounds = pd.read_parquet(run["path"] / "rounds.parquet").query("arm == 'none' and repeat == 0")
+    room = prompts.set_index("request_id")["num_prompt_tokens"] + 16 + 1
+    assert held["none"] == pytest.approx(room.reindex(rounds["request_id"]).mean())
+    assert held["ngram"] > held["none"]
+
+
+def test_an_oracle_knows_prompts_that_are_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = ["bench", *BASE[1:], "drafter=ngram", f"paths.runs={tmp_path / 'bench'}"]
+    assert main(bench) == 0
+    path = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
+    lines = map(json.loads, (Path(path) / "requests.jsonl").open(encoding="utf-8"))
+    num = len({line["request_id"] for line in lines})
+    words = ["arm=[ngram]", "scheduler@arms.ngram.scheduler=oracle"]
+    words += [f"arms.ngram.scheduler.path={path}", f"num_requests={num + 3}"]
+    run = serve(capsys, tmp_path, *words)
+    assert run["arms"]["ngram"]["wasted_verify_share"] == 0.0
+    assert main([*BASE, f"out={tmp_path / 'others'}", "warmup=0", "task=chat", "arm=[none,ngram]", *words[1:]]) == 2
+    assert "has no request" in capsys.readouterr().err
+    assert not list((tmp_path / "others").rglob("requests.jsonl")), "it was refused before a pass"
+
+
+def test_what_an_arm_lacks_is_said_before_the_first_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["arm=[none,dispark_hardware_aware]", "warmup=0", f"out={tmp_path}", "num_requests=4"]
+    profile = f"arms.dispark_hardware_aware.scheduler.profile={tmp_path / 'none.json'}"
+    assert main([*BASE, *words, profile]) == 2
+    assert "there is no such file; 'dispark profile' measures one" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("requests.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["seed=-1"], "seed=-1: must lie in 0 .. 2**63 - 1"),
+        (["sla.ttft_s=2s"], "sla.ttft_s=2s: must be a number above 0"),
         (["arm=[]"], "arms: must be given"),
         (["arrivals.concurrency=0"], "arrivals.concurrency=0: must be a whole number >= 1"),
         (["arrivals=trace"], "arrivals.path: must be given"),

@@ -57,7 +57,7 @@ def simulate(
 ) -> dict[str, Any]:
     source, trace = engine.run(asked, arrivals, users, BlockBudget(blocks, 4), 1000)
     assert all(len(record.output_ids) == record.request.max_new_tokens for record in trace.records)
-    return summarise(Passes(*frames_of(source, trace, 0), users, 4, 20), Sla()) | {"trace": trace}
+    return summarise(Passes(*frames_of(source, trace, 0), users, 4, 20, 4), Sla()) | {"trace": trace}
 
 
 def test_one_request_by_hand() -> None:

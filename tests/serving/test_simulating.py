@@ -63,6 +63,15 @@ def test_this_machine_as_it_was_profiled(tmp_path: Path, capsys: pytest.CaptureF
     assert "has no times of drafter mtp, only of: dispark" in capsys.readouterr().err
 
 
+def test_a_trace_s_own_lengths_size_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"at_s": 0.0, "max_new_tokens": 400}\n{"at_s": 0.0}\n', encoding="utf-8")
+    found = simulate(capsys, tmp_path, "arrivals=trace", f"arrivals.path={path}", "simulated=[none]")
+    run = json.loads((Path(found["run"]) / "run.json").read_text(encoding="utf-8"))
+    assert run["arms"]["none"]["kv_contiguous_fragmentation"] >= 0
+    assert run["arms"]["none"]["kv_contiguous_tokens"] >= 410
+
+
 @pytest.mark.parametrize("network", ["qwen3_4b", "qwen3_8b", "qwen3_14b", "v4_flash_like", "v4_pro_like"])
 @pytest.mark.parametrize("hardware", ["a100", "h100", "h200", "h200_8"])
 def test_every_engine_composes(hardware: str, network: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +89,11 @@ def test_every_engine_composes(hardware: str, network: str, tmp_path: Path, caps
         (["kv_blocks=0"], "kv_blocks=0: must be a whole number >= 1, or null"),
         (["hardware@engine.hardware=h300"], "h300"),
         (["engine.hardware.bandwidth=0"], "bandwidth=0"),
+        (["engine.hardware.efficiency=70"], "efficiency=70"),
+        (["seed=-1"], "seed=-1: must lie in 0 .. 2**63 - 1"),
+        (["arms.mtp_1.drafting.overhead_s=-1"], "drafting.overhead_s=-1"),
+        (["arms.dispark_hardware_aware.scheduler.learns=perhaps"], "learns"),
+        (["+arms.dispark_hardware_aware.scheduler.luck=1"], "luck"),
     ],
 )
 def test_bad_settings(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
