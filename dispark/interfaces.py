@@ -61,7 +61,7 @@ class Drafter(Protocol):
         """Drafts for every row.
 
         Args:
-            rows: the rows of the round, in the cache's order.
+            rows: the rows of the round, in the cache's order, or some of them.
             anchors_B: int64 [B] on the device, the last emitted token of each row, which no model has seen yet; the
                 host knows it too, from `begin` and `update`.
             sampling: what q is shaped by.

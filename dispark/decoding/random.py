@@ -58,11 +58,17 @@ class RowGenerators:
         device: where `uniform` puts its result.
     """
 
-    def __init__(self, seeds: Sequence[int], rounds: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, seeds: Sequence[int] | np.ndarray, rounds: Sequence[int] | np.ndarray, device: torch.device
+    ) -> None:
         assert len(seeds) == len(rounds)
         self._seeds = np.asarray(seeds, dtype=np.uint64)
         self._rounds = np.asarray(rounds, dtype=np.uint32)
         self._device = device
+
+    def part(self, places: Sequence[int]) -> RowGenerators:
+        """Those of some of the rows, by their places."""
+        return RowGenerators(self._seeds[list(places)], self._rounds[list(places)], self._device)
 
     def uniform(self, purpose: str, num: int) -> Tensor:
         """float64 [B, num] uniforms in [0, 1) with 53 random bits. Asking again gives the same numbers."""

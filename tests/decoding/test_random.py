@@ -136,3 +136,8 @@ def test_the_global_generators_are_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before[0])
     after = np.random.get_state(legacy=False)
     assert str(after) == str(before[1])
+
+
+def test_some_rows_draws_are_their_own() -> None:
+    whole = RowGenerators([3, 5, 8], [1, 2, 3], torch.device("cpu"))
+    assert torch.equal(whole.part([2, 0]).uniform("draft", 3), whole.uniform("draft", 3)[[2, 0]])
