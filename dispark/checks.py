@@ -26,7 +26,7 @@ MAX_BATCH_SIZE = 4096
 MAX_NEW_TOKENS = 1_000_000
 
 
-def check_whole(plain: Mapping[str, Any], keys: Sequence[str], or_null: Sequence[str]) -> None:
+def check_whole(plain: Mapping[str, Any], keys: Sequence[str], or_null: Sequence[str] = ()) -> None:
     """Raises ValueError for a top-level value below 1; those of `or_null` may be None."""
     for key in keys:
         if plain[key] < 1:

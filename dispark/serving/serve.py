@@ -39,7 +39,7 @@ from dispark.serving.report import (
     summarise_arms,
     table_row,
 )
-from dispark.serving.source import ServingSource
+from dispark.serving.source import ServingSource, longest_text
 from dispark.targets.model import wrap
 from dispark.targets.spec import load
 from dispark.tasks.conversation import first_messages, request_seed
@@ -114,9 +114,7 @@ class Serving:
         self.loaded = load(build(cfg.target))
         self.target = wrap(self.loaded)
         self.requests, self.plan = self._requests(prompts)
-        caps = [arrival.max_new_tokens or r.max_new_tokens for r, arrival in zip(self.requests, self.plan, strict=True)]
-        longest = max(len(r.prompt_ids) + cap for r, cap in zip(self.requests, caps, strict=True))
-        self.context = min(self.loaded.max_context, longest)
+        self.context = min(self.loaded.max_context, longest_text(self.requests, self.plan))
         self.num_slots = self.context + 1 + max(drafter.draft_length for _, drafter, _ in arms)
         self.num_rows = min(self.arrivals.max_in_flight or cfg.max_rows, len(self.requests))
         self.cancel_after = self._cancellations()

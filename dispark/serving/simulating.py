@@ -35,6 +35,7 @@ from dispark.serving.report import (
     table_row,
 )
 from dispark.serving.simulate import Engine
+from dispark.serving.source import longest_text
 from dispark.tasks.conversation import request_seed
 from dispark.types import Request
 
@@ -68,8 +69,7 @@ def _run(cfg: DictConfig, plain: Mapping[str, Any], store: RunStore) -> dict[str
     plan = arrivals.plan(len(requests), cfg.seed)
     rows = min(arrivals.max_in_flight or cfg.max_rows, len(requests))
     users = None if arrivals.max_in_flight is None else rows
-    caps = [arrival.max_new_tokens or r.max_new_tokens for r, arrival in zip(requests, plan, strict=True)]
-    longest = max(len(r.prompt_ids) + cap for r, cap in zip(requests, caps, strict=True))
+    longest = longest_text(requests, plan)
     passes = {}
     for name, node in cfg.arms.items():
         acceptance: Acceptance | None = None if node.acceptance is None else build(node.acceptance)

@@ -19,6 +19,12 @@ from dispark.serving.blocks import BlockBudget
 from dispark.types import Request, RequestRecord
 
 
+def longest_text(requests: Sequence[Request], arrivals: Sequence[Arrival]) -> int:
+    """Tokens of prompt and answer together at most, an arrival's own cap before the request's."""
+    caps = [arrival.max_new_tokens or r.max_new_tokens for r, arrival in zip(requests, arrivals, strict=True)]
+    return max(len(r.prompt_ids) + cap for r, cap in zip(requests, caps, strict=True))
+
+
 @dataclass
 class Visit:
     """One request's way through the system; times are those of the clock, None for what did not happen.

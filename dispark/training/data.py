@@ -20,6 +20,7 @@ from typing import Any
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from dispark.checks import check_whole
 from dispark.config import build, resolve
 from dispark.decoding.loop import DecodingLoop
 from dispark.runs.files import check_writable, dumps, locked
@@ -46,9 +47,7 @@ def run_data(cfg: DictConfig) -> dict[str, Any]:
         ValueError: a setting is refused, the folder can't be written or holds other data, or no row was made.
     """
     plain = resolve(cfg)
-    for key in ("batch_size", "part", "max_new_tokens", "max_prompt_tokens", "max_turn_tokens"):
-        if plain[key] < 1:
-            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
+    check_whole(plain, ("batch_size", "part", "max_new_tokens", "max_prompt_tokens", "max_turn_tokens"))
     if plain["minutes"] is not None and not plain["minutes"] > 0:
         raise ValueError(f"minutes={plain['minutes']}: must be above 0, or null for no end")
     out = Path(plain["out"])

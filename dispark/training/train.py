@@ -20,6 +20,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from dispark.checks import check_whole
 from dispark.config import build, resolve
 from dispark.decoding.target import TargetModel
 from dispark.interfaces import Drafter, TrainingTracker
@@ -205,9 +206,7 @@ def open_drafter(node: Mapping[str, Any], folder: Path) -> Drafter:
 
 def _check(plain: Mapping[str, Any]) -> None:
     """Ranges of the top level; raises ValueError."""
-    for key in ("steps", "batch_rows", "accumulate", "log_every", "checkpoint_every", "parity_rows"):
-        if plain[key] < 1:
-            raise ValueError(f"{key}={plain[key]}: must be a whole number >= 1")
+    check_whole(plain, ("steps", "batch_rows", "accumulate", "log_every", "checkpoint_every", "parity_rows"))
     if plain["parity_tokens"] < 2:
         raise ValueError(f"parity_tokens={plain['parity_tokens']}: must be a whole number >= 2, or there is no round")
     if plain["held_out"] < 0:
